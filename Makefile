@@ -1,0 +1,42 @@
+# The interpreter that `.venv/` is made with; it must be Python 3.11 or 3.12.
+PYTHON ?= python3.11
+
+STAMP := .venv/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' \
+	    | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## Make .venv/ with the locked packages and this project in it
+
+train: $(STAMP) ## Train the small default experiment; ARGS="key=value ..." overrides settings
+	.venv/bin/python src/train.py experiment=gdgrpo_spatial $(ARGS)
+
+# NumPy reads it once, when it is loaded, which is before the tests could set it.
+test: export OPENBLAS_NUM_THREADS := 1
+test: $(STAMP) ## Run the tests; ARGS go to pytest, as in ARGS="tests/rewards -k answer"
+	.venv/bin/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style, format and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy -p reframe_vl
+
+$(STAMP): requirements.lock.txt pyproject.toml
+	@if [ ! -x .venv/bin/python ]; then \
+	    command -v $(PYTHON) >/dev/null || { \
+	        echo "$(PYTHON) was not found. Install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	    $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { \
+	        echo "$(PYTHON) is not Python 3.11 or 3.12. Name one that is: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	    echo "Making .venv/ with $(PYTHON)"; \
+	    $(PYTHON) -m venv .venv; \
+	fi
+	@echo "Installing the packages of requirements.lock.txt (about 3 minutes)"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.lock.txt
+	@echo "Installing reframe-vl"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

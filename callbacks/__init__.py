@@ -1,0 +1,1 @@
+"""Lightning callbacks: what happens around a training step."""

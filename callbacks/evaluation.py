@@ -1,0 +1,86 @@
+"""Evaluates the policy while it trains: learning curves on held-out samples."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.data.datamodule import SampleDataModule
+from reframe_vl.evaluation.outcomes import Arm
+from reframe_vl.evaluation.policy import evaluate_policy
+from reframe_vl.evaluation.report import results
+from reframe_vl.rollout.settings import RolloutSettings
+from reframe_vl.tools.base import Tool
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluationCallback(Callback):
+    """Plays some arms every so many steps, and keeps a line for each in ``curve.jsonl``.
+
+    Args:
+        settings: How rollouts are played.
+        tools: What the policy can call.
+        file: Where the learning curve goes; cut to the checkpoint on resume.
+        every: Steps between evaluations; 0 for none.
+        items: Held-out samples.
+        arms: Names of the arms.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        tools: Sequence[Tool],
+        file: str | Path,
+        every: int,
+        items: int,
+        arms: Sequence[str] = ("tools", "no_tools", "conflict"),
+    ) -> None:
+        """Names of arms are checked at once."""
+        self.settings, self.tools, self.file = settings, list(tools), Path(file)
+        self.every, self.items = every, items
+        self.arms = [Arm(name) for name in arms]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Cuts the curve to the checkpoint; a fresh run begins with the untrained policy."""
+        step = trainer.current_epoch
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        self.file.write_text("".join(f"{line}\n" for line in kept))
+        if self.every and not kept:
+            self._evaluate(trainer, pl_module, step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluates where it is time to."""
+        step = trainer.current_epoch + 1
+        if self.every and step % self.every == 0:
+            self._evaluate(trainer, pl_module, step)
+
+    def _evaluate(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):
+            return
+        data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        played = evaluate_policy(
+            pl_module.components,
+            self.settings,
+            self.tools,
+            data.evaluation_samples(self.items),
+            data.conflict_samples(self.items),
+            self.arms,
+            log_level=logging.DEBUG,
+        )
+        report = results(played)
+        values = {f"accuracy/{a.value}": report["accuracy"][a.value] for a in self.arms}
+        values |= {name: report[name] for name in ("tool_gain", "grounding_iou", "call_rate")}
+        numbers = {name: entry["value"] for name, entry in values.items() if entry}
+        with self.file.open("a") as stream:
+            stream.write(json.dumps({"step": step, **numbers}) + "\n")
+        for board in trainer.loggers:
+            board.log_metrics({f"val/{k}": v for k, v in numbers.items()}, step=step)
+        shown = "  ".join(f"{name} {value:.2f}" for name, value in numbers.items())
+        logger.info("After step %d on %d items: %s", step, played.num_items, shown)

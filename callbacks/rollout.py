@@ -1,0 +1,155 @@
+"""Generates each step's rollouts: starts the engine, collects groups, scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
+from reframe_vl.rollout.drop import DropMode
+from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.settings import RolloutSettings, make_environment
+from reframe_vl.schedules import Constant
+from reframe_vl.tools.base import Tool
+from reframe_vl.types import Rollout, RolloutGroup, Sample
+
+Scorer = Callable[[Rollout, Sample, float], None]
+
+
+class RolloutCallback(Callback):
+    """Connects an engine to the loader, from ``setup`` to ``teardown`` or a failure.
+
+    Args:
+        settings: How rollouts are played.
+        engine: Makes the engine from the policy's model.
+        tools: What the policy can call.
+        prompts_per_step: P, samples of a step over all ranks.
+        rollouts_per_prompt: G.
+        seed: Of the run.
+
+    Attributes:
+        drop_probability: Of progress; set by the ground-drop callback.
+        drop_mode: Likewise.
+        score: Sets a rollout's rewards; set by the reward callback.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        engine: Callable[..., Engine],
+        tools: Sequence[Tool],
+        prompts_per_step: int,
+        rollouts_per_prompt: int,
+        seed: int = 0,
+    ) -> None:
+        """Checks that groups can be compared within.
+
+        Raises:
+            ValueError: A group of one: its advantage would always be 0.
+        """
+        if rollouts_per_prompt < 2:
+            raise ValueError(
+                f"rollouts_per_prompt is {rollouts_per_prompt}: a group's baseline needs at least "
+                "2 rollouts, or every advantage is 0 and nothing is learned."
+            )
+        self.settings, self.make_engine, self.tools = settings, engine, list(tools)
+        self.prompts_per_step, self.rollouts_per_prompt = prompts_per_step, rollouts_per_prompt
+        self.seed = seed
+        self.drop_probability: Callable[[float], float] = Constant(0.0)
+        self.drop_mode: DropMode = "bernoulli"
+        self.score: Scorer | None = None
+        self.collector: Collector | None = None
+        self._trainer: Trainer | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Starts the engine and hands it to the loader."""
+        if stage != "fit":
+            return
+        module = _policy_module(pl_module)
+        policy = module.components
+        self._trainer = trainer
+        self.collector = Collector(
+            engine=self.make_engine(
+                policy.model, precision=trainer.precision_plugin.forward_context
+            ),
+            environment=make_environment(policy, self.tools, self.settings.budget),
+            prompts=self.settings.prompt,
+            loop=EventLoopThread(),
+            seed=self.seed,
+            max_concurrent=self.settings.max_concurrent,
+        )
+        module.loader.generate = self._generate
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Stops the engine."""
+        self._stop()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Stops the engine also where training fails."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.collector is not None:
+            self.collector.engine.close()
+            self.collector.loop.stop()
+            self.collector = None
+
+    def _generate(self) -> list[RolloutGroup]:
+        trainer, collector, score = self._trainer, self.collector, self.score
+        if trainer is None or collector is None:
+            raise RuntimeError("Rollouts are asked for outside of fit.")
+        if score is None:
+            raise RuntimeError(
+                "No reward: add callbacks/evidence_reward (EvidenceRewardCallback) to the trainer."
+            )
+        module = _policy_module(trainer.lightning_module)
+        progress = step_progress(trainer)
+        samples = trainer.datamodule.next_samples(  # type: ignore[attr-defined]
+            self.prompts_per_step, trainer.global_rank, trainer.world_size
+        )
+        plan = Plan(
+            step=module.step,
+            num_rollouts=self.rollouts_per_prompt,
+            sampling=self.settings.sampling(module.components),
+            drop_probability=self.drop_probability(progress),
+            drop_mode=self.drop_mode,
+            policy_version=trainer.global_step,
+        )
+        groups = collector.collect(samples, plan)
+        for group in groups:
+            for rollout in group.rollouts:
+                score(rollout, group.sample, progress)
+        return groups
+
+
+def step_progress(trainer: Trainer) -> float:
+    """P in [0, 1]: the share of the run's steps that is done."""
+    if trainer.max_epochs and trainer.max_epochs > 0:
+        return min(1.0, trainer.current_epoch / trainer.max_epochs)
+    return min(1.0, trainer.global_step / trainer.max_steps) if trainer.max_steps > 0 else 0.0
+
+
+def find_callback(trainer: Trainer, kind: type[Any], wanted_by: str) -> Any:
+    """Another callback of the same trainer.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    found = next((c for c in callbacks if isinstance(c, kind)), None)
+    if found is None:
+        raise RuntimeError(f"{wanted_by} needs a {kind.__name__} among the trainer's callbacks.")
+    return found
+
+
+def _policy_module(module: LightningModule) -> PolicyModule:
+    if not isinstance(module, PolicyModule):
+        raise TypeError(
+            f"{type(module).__name__} is not a PolicyModule: it has no policy to roll out."
+        )
+    return module

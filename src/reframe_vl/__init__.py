@@ -1,0 +1,1 @@
+"""Post-training for visual agents: models that call tools and look at what they return."""

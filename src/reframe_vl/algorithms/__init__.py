@@ -1,0 +1,1 @@
+"""Training algorithms: pure functions on tensors, and the LightningModules on them."""

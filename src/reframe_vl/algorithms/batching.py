@@ -1,0 +1,141 @@
+"""From scored rollouts to micro-batches: weights, counts and balanced bins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from reframe_vl.algorithms.losses import WeightMode, token_weights
+from reframe_vl.types import MicroBatch, Rollout, RolloutGroup, Sampling, Span, TrainItem
+
+Counts = tuple[int, int]
+"""(trained tokens, rollouts) of an optimiser step."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a step's rollouts are split.
+
+    Attributes:
+        num_updates: U, optimiser updates of a step.
+        num_micro: K, micro-batches of an update, the same on every rank.
+        weight_mode: The loss's normaliser, see ``losses.token_weights``.
+        max_tokens: For the constant normaliser: tokens that a rollout may have.
+        skip_zero_advantage: Leave out contexts that only add zeros to the gradient. They stay in
+            the normaliser.
+    """
+
+    num_updates: int
+    num_micro: int
+    weight_mode: WeightMode = "token"
+    max_tokens: int | None = None
+    skip_zero_advantage: bool = True
+
+
+def micro_batches(
+    groups: Sequence[RolloutGroup],
+    sampling: Sampling,
+    plan: BatchPlan,
+    step: int,
+    all_reduce: Callable[[list[Counts]], list[Counts]] = list,
+) -> list[MicroBatch]:
+    """Splits a step's rollouts into U times K micro-batches.
+
+    A group stays together (its rollouts share a prefix), and updates and bins get about the same
+    number of tokens. An update's micro-losses add up to the loss of one big batch over all ranks.
+
+    Args:
+        groups: With advantages; a rollout whose advantage is None takes no part, in numerator and
+            normaliser alike.
+        sampling: The distribution the tokens were drawn from.
+        plan: How to split.
+        step: The reinforcement-learning step.
+        all_reduce: Sums the updates' counts over ranks.
+    """
+    bins = _balance(groups, plan.num_updates * plan.num_micro)
+    updates = [bins[u * plan.num_micro : (u + 1) * plan.num_micro] for u in range(plan.num_updates)]
+    counts = all_reduce([_count([g for part in update for g in part]) for update in updates])
+    return [
+        MicroBatch(
+            _items(part, plan, total_tokens, num_rollouts), sampling, plan.num_micro, step, update
+        )
+        for update, ((total_tokens, num_rollouts), parts) in enumerate(
+            zip(counts, updates, strict=True)
+        )
+        for part in parts
+    ]
+
+
+def trained_rollouts(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+    """The rollouts that take part in the loss."""
+    return [r for group in groups for r in group.rollouts if r.advantage is not None]
+
+
+def num_trained(rollout: Rollout) -> int:
+    """Trained tokens over all contexts of a rollout."""
+    return sum(context.num_trained for context in rollout.contexts)
+
+
+def _count(groups: Sequence[RolloutGroup]) -> Counts:
+    lengths = [num_trained(rollout) for rollout in trained_rollouts(groups)]
+    return sum(lengths), sum(length > 0 for length in lengths)
+
+
+def _balance(groups: Sequence[RolloutGroup], num_bins: int) -> list[list[RolloutGroup]]:
+    """Longest first into the emptiest bin; groups keep their order inside a bin."""
+    costs = [
+        sum(len(c) for r in trained_rollouts([g]) if r.advantage for c in r.contexts)
+        for g in groups
+    ]
+    loads = [0] * num_bins
+    members: list[list[int]] = [[] for _ in range(num_bins)]
+    for index in sorted(range(len(groups)), key=lambda i: -costs[i]):
+        target = min(range(num_bins), key=lambda b: (loads[b], len(members[b])))
+        loads[target] += costs[index]
+        members[target].append(index)
+    return [[groups[i] for i in sorted(chosen)] for chosen in members]
+
+
+def _items(
+    groups: Sequence[RolloutGroup], plan: BatchPlan, total_tokens: int, num_rollouts: int
+) -> list[TrainItem]:
+    rollouts = trained_rollouts(groups)
+    if not rollouts:
+        return []
+    weights = token_weights(
+        torch.tensor([num_trained(rollout) for rollout in rollouts]),
+        num_rollouts,
+        plan.weight_mode,
+        total_tokens=total_tokens,
+        max_tokens=plan.max_tokens,
+    ).tolist()
+    items = []
+    for rollout, weight in zip(rollouts, weights, strict=True):
+        if not rollout.advantage and plan.skip_zero_advantage:
+            continue
+        for context in rollout.contexts:
+            count = context.num_trained
+            if count:
+                items.append(
+                    TrainItem(
+                        context,
+                        advantages=np.full(count, rollout.advantage, np.float32),
+                        weights=np.full(count, weight, np.float32),
+                        sampler_logprobs=_sampler_logprobs(context.spans),
+                    )
+                )
+    return items
+
+
+def _sampler_logprobs(spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+    """One a trained token; NaN where the engine gave none or the policy did not sample."""
+    values: list[float] = []
+    for span in spans:
+        if span.trained:
+            logprobs = span.logprobs or (None,) * len(span.token_ids)
+            values += [np.nan if value is None else value for value in logprobs]
+    return np.asarray(values, np.float32)

@@ -1,0 +1,214 @@
+"""What every algorithm's LightningModule shares: the policy, its optimiser, ranks and metrics."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from reframe_vl.algorithms.batching import Counts
+from reframe_vl.policy.loading import Policy
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.rollout.loader import RolloutLoader
+from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+
+
+class PolicyModule(LightningModule, ABC):
+    """Holds a policy and trains it with automatic optimisation.
+
+    Args:
+        policy: The loaded policy.
+        optimizer: Makes the optimiser from parameters.
+        scheduler: Makes a learning-rate scheduler from the optimiser, stepped once an update.
+        max_padded_tokens: Bound of one forward in ``policy.score``.
+        lag: Optimiser steps by which rollouts may be older than the policy.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[[Optimizer], Any] | None = None,
+        max_padded_tokens: int = 16384,
+        lag: int = 0,
+    ) -> None:
+        """Takes the policy over."""
+        super().__init__()
+        self.policy = policy.model
+        self.components = policy
+        self.max_padded_tokens = max_padded_tokens
+        self.engine_is_trainer = True
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._lag = lag
+        self.loader = RolloutLoader(num_batches=0)
+        self._metrics: dict[str, Tensor] = {}
+        self._reference: VisionLanguageModel | None = None
+
+    # ------------------------------------------------------------------ what an algorithm gives
+
+    @property
+    @abstractmethod
+    def num_updates(self) -> int:
+        """U, optimiser updates of one step's rollouts."""
+
+    @property
+    @abstractmethod
+    def needs_reference(self) -> bool:
+        """Whether the initial policy is kept."""
+
+    @abstractmethod
+    def prepare(self, groups: list[RolloutGroup]) -> list[MicroBatch]:
+        """Turns scored groups into U times K micro-batches."""
+
+    # ------------------------------------------------------------------ steps
+
+    @property
+    def step(self) -> int:
+        """The reinforcement-learning step: an epoch of the rollout loader."""
+        return self.trainer.current_epoch
+
+    def importance(self, wanted: str) -> Any:
+        """Resolves ``auto``: nothing to correct where the sampler is the policy itself."""
+        if wanted != "auto":
+            return wanted
+        exact = self.engine_is_trainer and self._lag == 0
+        return "none" if exact else "truncated"
+
+    def train_dataloader(self) -> RolloutLoader:
+        """Generates with the current policy; the rollout callback connects the engine."""
+        self.loader.num_batches = self.num_updates * self.trainer.accumulate_grad_batches
+        self.loader.prepare = self.prepare
+        return self.loader
+
+    def configure_optimizers(self) -> Any:
+        """Optimises what is trainable."""
+        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+        if self._make_scheduler is None:
+            return optimizer
+        scheduler = self._make_scheduler(optimizer)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def flat(self, items: Sequence[TrainItem], name: str) -> Float[Tensor, "T"]:
+        """A field of all items, one value a trained token, on the policy's device."""
+        return torch.from_numpy(np.concatenate([getattr(i, name) for i in items])).to(self.device)
+
+    def zero_loss(self) -> Tensor:
+        """A loss of nothing that still takes every parameter through backward."""
+        return sum((p.flatten()[:1].sum() * 0.0 for p in self._trainable()), torch.zeros(()))
+
+    def touch_all_parameters(self, loss: Tensor) -> Tensor:
+        """On several ranks every parameter must get a gradient on every one of them."""
+        return loss + self.zero_loss() if self.trainer.world_size > 1 else loss
+
+    def _trainable(self) -> Iterator[Tensor]:
+        return (p for p in self.policy.parameters() if p.requires_grad)
+
+    # ------------------------------------------------------------------ ranks
+
+    def sum_over_ranks(self, counts: list[Counts]) -> list[Counts]:
+        """Adds up the updates' token and rollout counts over all ranks."""
+        if self.trainer.world_size == 1:
+            return counts
+        total = self.trainer.strategy.reduce(
+            torch.tensor(counts, device=self.device), reduce_op="sum"
+        )
+        return [(int(tokens), int(rollouts)) for tokens, rollouts in total.tolist()]
+
+    # ------------------------------------------------------------------ reference policy
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Inference under the trainer's own precision: loaders run outside of it."""
+        with self.policy.inference(), self.trainer.precision_plugin.forward_context():
+            yield
+
+    def setup(self, stage: str) -> None:
+        """Keeps a copy of the initial policy where the loss needs it."""
+        adapters = hasattr(self.policy.model, "disable_adapter")
+        if stage == "fit" and self.needs_reference and not adapters and self._reference is None:
+            reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+            # Not a submodule: it belongs neither to checkpoints nor to the optimiser.
+            object.__setattr__(self, "_reference", reference)
+
+    @contextmanager
+    def reference_policy(self) -> Iterator[VisionLanguageModel]:
+        """The initial policy: the base without its adapters, or the copy kept at the start."""
+        if self._reference is None:
+            with self.policy.model.disable_adapter():  # type: ignore[operator]
+                yield self.policy
+        else:
+            yield self._reference.to(self.device)
+
+    # ------------------------------------------------------------------ metrics
+
+    def gather_metrics(self, metrics: dict[str, Tensor]) -> None:
+        """Adds a micro-batch's sums and counts to the step's; ``*_max`` by their maximum."""
+        for name, value in metrics.items():
+            value, known = value.detach().double(), self._metrics.get(name)
+            if known is None:
+                self._metrics[name] = value
+            elif name.endswith("_max"):
+                self._metrics[name] = torch.maximum(known, value)
+            elif not name.endswith("_argmax"):
+                self._metrics[name] = known + value
+
+    def on_train_epoch_end(self) -> None:
+        """Logs the step's metrics as means over its tokens."""
+        metrics, self._metrics = self._metrics, {}
+        tokens = metrics.pop("tokens", torch.ones(()))
+        kl_tokens = metrics.pop("kl_tokens", tokens)
+        means = {}
+        for name, value in metrics.items():
+            base = name.removesuffix("_sum")
+            if name.endswith(("_max", "_argmax")) or base == "loss":
+                means[base] = value
+            else:
+                means[base] = value / (kl_tokens if name.startswith("kl_") else tokens)
+        means["tokens"] = tokens
+        means.pop("sampler_gap_argmax", None)
+        means.pop("kl_gap_argmax", None)
+        self.log_dict(
+            {f"train/{name}": value.float() for name, value in means.items()},
+            batch_size=1,
+            sync_dist=self.trainer.world_size > 1,
+        )
+
+    # The base is loaded from its folder and an adapter's frozen base never changes.
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps only what is trained."""
+        frozen = {f"policy.{n}" for n, p in self.policy.named_parameters() if not p.requires_grad}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {k: v for k, v in state.items() if k not in frozen}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts the frozen parameters back, and checks that the trained ones are the same.
+
+        Raises:
+            ValueError: The checkpoint trains other parameters than this run.
+        """
+        trained = {f"policy.{n}" for n, p in self.policy.named_parameters() if p.requires_grad}
+        held = set(checkpoint["state_dict"])
+        own = self.state_dict()
+        if missing := sorted(trained - held):
+            raise ValueError(
+                f"The checkpoint lacks {len(missing)} parameters that this run trains (first: "
+                f"{missing[0]}): resume with the LoRA and freezing settings it was made with."
+            )
+        if unknown := sorted(held - set(own)):
+            raise ValueError(
+                f"The checkpoint holds {len(unknown)} parameters that this model lacks (first: "
+                f"{unknown[0]}): resume with the model it was made from."
+            )
+        checkpoint["state_dict"] = own | checkpoint["state_dict"]

@@ -1,0 +1,1 @@
+"""Consolidating and merging of checkpoints."""

@@ -1,0 +1,1 @@
+"""Records, the pipeline that builds them, and the DataModule that serves them."""

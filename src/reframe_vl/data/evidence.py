@@ -1,0 +1,79 @@
+"""Evidence arithmetic (DESIGN 1.3): expansion, coverage and applicability. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from reframe_vl.types import Applicability, Box
+
+EVIDENCE_VERSION = "1"
+"""Names the rules by which evidence is expanded; records carry it. Change it with the rules."""
+
+
+def expand_box(box: Box, size: tuple[int, int], factor: float = 1.5) -> Box:
+    """Scales a box's width and height about its centre, then clips it to the image.
+
+    Raises:
+        ValueError: The box is empty, or nothing of the expanded box lies in the image.
+    """
+    x0, y0, x1, y1 = box
+    if not (all(map(math.isfinite, box)) and x0 < x1 and y0 < y1):
+        raise ValueError(f"The box {box} is empty: give finite x0 < x1 and y0 < y1, x first.")
+    width, height = size
+    margin_x, margin_y = (x1 - x0) * (factor - 1) / 2, (y1 - y0) * (factor - 1) / 2
+    expanded = (
+        max(0.0, x0 - margin_x),
+        max(0.0, y0 - margin_y),
+        min(float(width), x1 + margin_x),
+        min(float(height), y1 + margin_y),
+    )
+    if expanded[0] >= expanded[2] or expanded[1] >= expanded[3]:
+        raise ValueError(
+            f"The box {box} lies outside the image of {width}x{height} pixels: "
+            "it is probably given in another scale."
+        )
+    return expanded
+
+
+def box_coverage(boxes: Sequence[Box], size: tuple[int, int]) -> float:
+    """The area of the boxes' union as a share of the image; exact, in [0, 1].
+
+    Parts outside the image do not count.
+    """
+    width, height = size
+    clipped = np.clip(np.asarray(boxes, np.float64).reshape(-1, 4), 0, [width, height] * 2)
+    xs, ys = np.unique(clipped[:, 0::2]), np.unique(clipped[:, 1::2])
+    # Between neighbouring coordinates nothing changes: each such cell is covered or it is not.
+    covered = np.zeros((max(len(xs) - 1, 0), max(len(ys) - 1, 0)), bool)
+    for x0, y0, x1, y1 in clipped:
+        covered[
+            np.searchsorted(xs, x0) : np.searchsorted(xs, x1),
+            np.searchsorted(ys, y0) : np.searchsorted(ys, y1),
+        ] = True
+    area = math.fsum((np.diff(xs)[:, None] * np.diff(ys)[None, :])[covered])
+    return min(1.0, area / (width * height))
+
+
+def applicability(
+    coverage: float, *, beneficial_below: float = 0.25, non_beneficial_from: float = 0.6
+) -> Applicability:
+    """Whether a tool call helps, by the share of the whole that the evidence takes up.
+
+    Raises:
+        ValueError: The coverage is no share, or the thresholds are out of order.
+    """
+    if not 0 <= coverage <= 1:
+        raise ValueError(f"A coverage of {coverage} is not a share between 0 and 1.")
+    if beneficial_below > non_beneficial_from:
+        raise ValueError(
+            f"beneficial_below ({beneficial_below}) must not exceed non_beneficial_from "
+            f"({non_beneficial_from})."
+        )
+    if coverage < beneficial_below:
+        return Applicability.BENEFICIAL
+    if coverage >= non_beneficial_from:
+        return Applicability.NON_BENEFICIAL
+    return Applicability.NEUTRAL

@@ -1,0 +1,315 @@
+"""The record: one question of a data set, one line of a JSON-lines file.
+
+A record keeps the source's row verbatim beside what was made of it. Boxes are absolute pixels of
+the original upright image, half-open, x first; segments are seconds, half-open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from reframe_vl.data.evidence import EVIDENCE_VERSION
+from reframe_vl.data.media import ImageFile
+from reframe_vl.data.report import Problem, Report
+from reframe_vl.types import (
+    Answer,
+    AnswerKind,
+    Applicability,
+    Box,
+    Evidence,
+    Modality,
+    Sample,
+)
+
+
+def _ordered_box(box: Box) -> Box:
+    x0, y0, x1, y1 = box
+    if x0 >= x1 or y0 >= y1:
+        raise ValueError("a box is [x0, y0, x1, y1] with x0 < x1 and y0 < y1")
+    return box
+
+
+def _ordered_segment(segment: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= segment[0] < segment[1]:
+        raise ValueError("a segment is [start_s, end_s] with 0 <= start_s < end_s")
+    return segment
+
+
+PixelBox = Annotated[Box, AfterValidator(_ordered_box)]
+Seconds = Annotated[tuple[float, float], AfterValidator(_ordered_segment)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+class MediaInfo(_Model):
+    """The image or video asked about.
+
+    Attributes:
+        path: Absolute, or relative to the folder of the record file.
+        width: Of the upright image or frame, in pixels.
+        duration_s: Videos only, as are ``fps`` and ``n_frames``.
+    """
+
+    path: NonEmpty
+    width: PositiveInt
+    height: PositiveInt
+    duration_s: PositiveFloat | None = None
+    fps: PositiveFloat | None = None
+    n_frames: PositiveInt | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height)."""
+        return (self.width, self.height)
+
+
+class AnswerInfo(_Model):
+    """The reference answer; see ``types.Answer``."""
+
+    kind: AnswerKind
+    value: NonEmpty
+    aliases: tuple[str, ...] = ()
+    tolerance: Annotated[float, Field(ge=0)] = 0.0
+
+
+class LabelledBox(_Model):
+    """A box of the source's annotation, in absolute pixels."""
+
+    xyxy: PixelBox
+    label: str | None = None
+
+
+class ExpandedEvidence(_Model):
+    """The evidence that everything but the builder uses (DESIGN 1.3).
+
+    Attributes:
+        version: The rules it was expanded by; ``evidence.EVIDENCE_VERSION``.
+        segments: Frame indices on the sample's grid, one run an item.
+    """
+
+    version: str
+    boxes: tuple[PixelBox, ...] = ()
+    segments: tuple[tuple[int, ...], ...] = ()
+
+
+class ToolCall(_Model):
+    """A canonical call: it executes and returns an item of the evidence."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class AuditEntry(_Model):
+    """What a pipeline stage did to the record."""
+
+    stage: str
+    note: str
+
+
+class Record(_Model):
+    """One question about one image or video, with everything known about it.
+
+    Attributes:
+        raw: The source's row, verbatim.
+        boxes: The annotation in absolute pixels, not yet expanded.
+        native_encoding: How the source writes boxes or segments, in words.
+        evidence: None where the source has none.
+        coverage: The share of the whole that the expanded evidence takes up.
+        tool_calls: Canonical calls, in annotation order.
+        audit: What was done to the record, in order.
+    """
+
+    schema_version: Literal[1] = 1
+    id: NonEmpty
+    source: NonEmpty
+    split: NonEmpty
+    licence: NonEmpty
+    raw: dict[str, Any]
+    modality: Modality
+    media: MediaInfo
+    question: NonEmpty
+    options: tuple[str, ...] = ()
+    answer: AnswerInfo
+    boxes: tuple[LabelledBox, ...] = ()
+    segments: tuple[Seconds, ...] = ()
+    native_encoding: str = ""
+    evidence: ExpandedEvidence | None = None
+    coverage: Annotated[float, Field(ge=0, le=1)] | None = None
+    applicability: Applicability | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Record:
+        if self.modality is Modality.IMAGE and self.segments:
+            raise ValueError("an image has no segments: remove them or set modality to video")
+        letters = [chr(ord("A") + index) for index in range(len(self.options))]
+        if self.answer.kind == "mcq" and self.answer.value not in letters:
+            raise ValueError(
+                f"answer.value of a multiple-choice question is an option's letter, one of "
+                f"{letters}, not {self.answer.value!r}"
+            )
+        return self
+
+    def to_sample(self, root: Path) -> Sample:
+        """Makes the sample that the rest of the program works with.
+
+        Args:
+            root: The folder of the record file.
+
+        Raises:
+            ValueError: The record is of a video, or its evidence is not expanded by these rules.
+        """
+        if self.modality is not Modality.IMAGE:
+            raise ValueError(
+                f"Record {self.id} is of a {self.modality.value}; only records of images can be "
+                "read so far: leave it out of the record file."
+            )
+        if self.boxes and self.evidence is None:
+            raise ValueError(
+                f"Record {self.id} has boxes but no expanded evidence: build the file with "
+                "`python src/build_data.py`."
+            )
+        if self.evidence is not None and self.evidence.version != EVIDENCE_VERSION:
+            raise ValueError(
+                f"Record {self.id}: its evidence was expanded by rules {self.evidence.version!r}, "
+                f"not {EVIDENCE_VERSION!r}: build the file again with `python src/build_data.py`."
+            )
+        evidence = None
+        if self.evidence is not None:
+            evidence = Evidence(self.evidence.boxes, self.evidence.segments)
+        return Sample(
+            id=self.id,
+            modality=self.modality,
+            media=ImageFile(root / self.media.path),
+            question=self.question,
+            answer=Answer(**dict(self.answer)),
+            options=self.options,
+            evidence=evidence,
+            applicability=self.applicability,
+            source=self.source,
+            split=self.split,
+        )
+
+
+# --------------------------------------------------------------------------- files
+
+
+def iter_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (line number, text) of each line that is not blank; a byte-order mark is dropped."""
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                yield number, text
+
+
+def iter_records(path: Path, report: Report) -> Iterator[Record]:
+    """Reads records one by one; rows that cannot be read go to the report."""
+    seen: set[str] = set()
+    for number, line in iter_json_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            record = Record.model_validate_json(line)
+        except ValidationError as error:
+            report.add(
+                Problem(
+                    where,
+                    "bad_record",
+                    f"{describe(error)}. Mend the line, or build the file again with "
+                    "`python src/build_data.py`.",
+                )
+            )
+            continue
+        if record.id in seen:
+            report.add(
+                Problem(
+                    where,
+                    "duplicate_id",
+                    f"the id {record.id!r} stands in an earlier line too. Give each record its "
+                    "own id: random draws depend on it.",
+                )
+            )
+            continue
+        seen.add(record.id)
+        report.num_kept += 1
+        yield record
+
+
+def read_records(
+    path: Path, on_error: Literal["raise", "skip"] = "raise", report: Report | None = None
+) -> list[Record]:
+    """Reads a record file.
+
+    Args:
+        on_error: ``raise`` stops at the first bad line; ``skip`` logs and reports it.
+        report: With ``skip``: where bad lines are noted.
+
+    Raises:
+        RecordError: A line is no valid record, with ``raise``.
+    """
+    if on_error == "raise":
+        report = Report(strict=True)
+    return list(iter_records(path, report or Report()))
+
+
+def write_records(path: Path, records: Iterable[Record]) -> int:
+    """Writes a record file whole or not at all; returns the number of records.
+
+    Media below the file's folder are named relative to it, so that the folder can be moved.
+    """
+    folder = path.absolute().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{path.name}.{os.getpid()}.part"
+    number = 0
+    try:
+        with part.open("wb") as stream:
+            for record in records:
+                stream.write(_with_relative_media(record, folder).model_dump_json().encode())
+                stream.write(b"\n")
+                number += 1
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return number
+
+
+def _with_relative_media(record: Record, folder: Path) -> Record:
+    media = Path(record.media.path)
+    if not media.is_absolute() or not media.is_relative_to(folder):
+        return record
+    relative = media.relative_to(folder).as_posix()
+    return record.model_copy(update={"media": record.media.model_copy(update={"path": relative})})
+
+
+def describe(error: ValidationError) -> str:
+    """Says in one line what is wrong with which fields of a row."""
+    parts = []
+    for item in error.errors():
+        field = ".".join(map(str, item["loc"]))
+        value = (
+            "" if item["type"] in ("missing", "json_invalid") else f" (found {item['input']!r:.80})"
+        )
+        parts.append(f"{field + ': ' if field else ''}{item['msg']}{value}")
+    return "; ".join(parts)

@@ -1,0 +1,69 @@
+"""What was odd about rows that were read: nothing is lost silently."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+
+
+class RecordError(ValueError):
+    """A row that cannot be used; the message names the row, the field and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One odd row.
+
+    Attributes:
+        where: The file and line, or the record's id.
+        reason: A short code to count by.
+        message: A sentence with the remedy.
+        kept: Whether the row is used all the same.
+    """
+
+    where: str
+    reason: str
+    message: str
+    kept: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message} [{self.reason}{', kept' if self.kept else ''}]"
+
+
+@dataclass
+class Report:
+    """Collects the problems of one reading.
+
+    Attributes:
+        strict: Raise at the first problem.
+        num_kept: Rows that are used.
+        problems: In the order of the rows.
+    """
+
+    strict: bool = False
+    num_kept: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Notes and logs a problem.
+
+        Raises:
+            RecordError: The report is strict.
+        """
+        if self.strict:
+            raise RecordError(str(problem))
+        logger.warning("%s", problem)
+        self.problems.append(problem)
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows that are not used."""
+        return len({problem.where for problem in self.problems if not problem.kept})
+
+    def count_by_reason(self) -> dict[tuple[str, bool], int]:
+        """Problems by (reason, whether the row is kept), the most frequent first."""
+        counts = Counter((problem.reason, problem.kept) for problem in self.problems)
+        return dict(counts.most_common())

@@ -1,0 +1,79 @@
+"""Checks of records that a schema cannot make: do the boxes and the image belong together?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from reframe_vl.data.media import ImageFile, MediaError
+from reframe_vl.data.records import Record
+from reframe_vl.data.report import Problem
+from reframe_vl.types import Box, Modality
+
+
+def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
+    """Checks what the schema cannot: that boxes fit the image and the image is the one described.
+
+    Args:
+        root: The folder of the record file; None leaves out the checks that open the media.
+    """
+    problems = []
+    for box in record.boxes:
+        odd = box_problem(box.xyxy, record.media.size)
+        if odd is not None:
+            problems.append(Problem(record.id, *odd))
+    if root is not None and record.modality is Modality.IMAGE:
+        try:
+            size = ImageFile(root / record.media.path).size
+        except MediaError as error:
+            problems.append(Problem(record.id, "media_unreadable", str(error)))
+        else:
+            if size != record.media.size:
+                problems.append(Problem(record.id, *size_problem(record.media.size, size)))
+    return problems
+
+
+def box_problem(box: Box, size: tuple[int, int]) -> tuple[str, str] | None:
+    """Says why a box does not belong to an image of this size: (reason, message), or None."""
+    width, height = size
+    x0, y0, x1, y1 = box
+    named = f"the box {list(box)} does not fit the upright image of {width}x{height} pixels"
+    if max(box) <= 1 and min(box) >= 0 and min(size) > 1:
+        return (
+            "wrong_scale",
+            f"{named}: it looks normalised to 0-1. Multiply it by the image's width and height.",
+        )
+    if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
+        return (
+            "wrong_scale",
+            f"{named}: it lies wholly outside, {_likely_frame(box)}. Convert it to the image's "
+            "pixels, or leave the row out.",
+        )
+    if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
+        excess = max(-x0, -y0, x1 - width, y1 - height)
+        return (
+            "box_leaves_image",
+            f"{named}: it leaves it by {excess:g} pixels, {_likely_frame(box)}. Convert it to the "
+            "image's pixels, clip it if it is only careless, or leave the row out.",
+        )
+    return None
+
+
+def size_problem(stated: tuple[int, int], real: tuple[int, int]) -> tuple[str, str]:
+    """Says what is wrong with a stated size that is not the upright file's: (reason, message)."""
+    how = "in another scale"
+    if stated == real[::-1]:
+        how = "on the image before its EXIF rotation"
+    elif not math.isclose(stated[0] / stated[1], real[0] / real[1], rel_tol=0.02):
+        how = "on a cropped, padded or different image"
+    return (
+        "size_mismatch",
+        f"the row says {stated[0]}x{stated[1]} pixels, the upright file has {real[0]}x{real[1]}: "
+        f"its boxes were probably drawn {how}. Convert them and the size, or leave the row out.",
+    )
+
+
+def _likely_frame(box: Box) -> str:
+    if min(box) >= 0 and max(box) <= 1000:
+        return "so it is perhaps on a 0-1000 grid or in another image size"
+    return "so it is perhaps in another image size"

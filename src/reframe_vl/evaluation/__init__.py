@@ -1,0 +1,1 @@
+"""Protocols, metrics and benchmarks that measure a checkpoint."""

@@ -1,0 +1,1 @@
+"""The embedded default: generated worlds, a small model and its base checkpoints."""

@@ -1,0 +1,66 @@
+"""Makes a base checkpoint: ``python -m reframe_vl.mini.make_base seed=0 out=FOLDER``.
+
+The same seed gives the same checkpoint on the same machine and library versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reframe_vl.mini.base_measure import measure
+from reframe_vl.mini.base_training import FORMAT, VISION, WEAKENING, train_stage
+from reframe_vl.mini.lessons import LessonWriter
+from reframe_vl.mini.model import build_model, save_checkpoint
+from reframe_vl.mini.tokenizer import build_tokenizer
+from reframe_vl.mini.vision_training import train_vision
+from reframe_vl.mini.world import MiniWorld
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.views import ViewMaker
+from reframe_vl.rollout.encoding import Encoder
+from reframe_vl.tools.codec import codec_for
+
+logger = logging.getLogger(__name__)
+
+
+def make_base(seed: int, folder: Path) -> dict[str, float]:
+    """Trains a base, writes its folder and returns its figures."""
+    # One thread: sums in another order would give another checkpoint.
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    start = time.process_time()
+    tokenizer = build_tokenizer()
+    raw = build_model(tokenizer, seed)
+    save_checkpoint(raw, tokenizer, folder)
+    model = VisionLanguageModel(raw, ViewMaker.from_pretrained(folder))
+    writer = LessonWriter(codec_for("qwen3_vl", compact=True), Encoder(tokenizer), model.view_maker)
+    train_vision(model, VISION, np.random.default_rng([seed, 0]))
+    train_stage(model, writer, FORMAT, np.random.default_rng([seed, 1]))
+    train_stage(model, writer, WEAKENING, np.random.default_rng([seed, 2]))
+    save_checkpoint(raw, tokenizer, folder)
+    seconds = time.process_time() - start
+    return {
+        "seed": seed,
+        "cpu_seconds": round(seconds),
+        **dataclasses.asdict(measure(model, writer, MiniWorld())),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Reads ``seed=`` and ``out=`` and prints the base's figures as JSON."""
+    settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if set(settings) != {"seed", "out"} or len(arguments) != 2:
+        raise SystemExit("Usage: python -m reframe_vl.mini.make_base seed=INTEGER out=FOLDER")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    print(json.dumps(make_base(int(settings["seed"]), Path(settings["out"])), indent=2))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The policy: loading, adapters, scoring of tokens, and teachers."""

@@ -1,0 +1,130 @@
+"""Loads a policy: model, tokenizer, views and codec that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.views import ViewMaker
+from reframe_vl.tools.codec import BANNED_STRINGS, STOP_STRINGS, Codec, codec_for
+from reframe_vl.tools.coordinates import CoordinateFrame
+from reframe_vl.types import Sampling
+
+
+@dataclass(frozen=True)
+class LoRASettings:
+    """Low-rank adapters on a frozen base.
+
+    Attributes:
+        rank: Of the adapters.
+        alpha: Scale; the update is alpha / rank times the product.
+        dropout: On the adapters' input. Above 0 the trainer's log-probs differ from the sampler's.
+        target_modules: A regular expression or names; None is all linear layers of the decoder.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | Sequence[str] | None = None
+
+
+@dataclass
+class Policy:
+    """A policy and what speaks for it.
+
+    Attributes:
+        path: Where it was loaded from.
+        tokenizer: The transformers tokenizer.
+        codec: How its family writes turns.
+    """
+
+    model: VisionLanguageModel
+    tokenizer: Any
+    codec: Codec
+    path: str
+
+    def sampling(
+        self, temperature: float, max_new_tokens: int, also_banned: Sequence[str] = ()
+    ) -> Sampling:
+        """The distribution its turns are drawn from: placeholder and vision tokens banned.
+
+        Ids of the padded vocabulary that stand for nothing are banned too.
+        """
+        vocabulary = self.tokenizer.get_vocab()
+        banned = [vocabulary[t] for t in (*BANNED_STRINGS, *also_banned) if t in vocabulary]
+        padded = range(len(self.tokenizer), self.model.config.text_config.vocab_size)
+        stop = tuple(vocabulary[t] for t in STOP_STRINGS if t in vocabulary)
+        if not stop:
+            raise ValueError(f"The tokenizer of {self.path} has no end-of-turn token.")
+        return Sampling(temperature, max_new_tokens, (*sorted(set(banned)), *padded), stop)
+
+
+def load_policy(
+    path: str | Path,
+    family: str | None = None,
+    dtype: str = "float32",
+    lora: LoRASettings | None = None,
+    freeze_vision: bool = False,
+    gradient_checkpointing: bool = False,
+    thinking: bool = False,
+    compact_calls: bool = False,
+    coordinate_frame: str | None = None,
+    attention: str = "sdpa",
+) -> Policy:
+    """Loads a policy of a Qwen-VL family.
+
+    Args:
+        path: A checkpoint folder, or a name on the model hub.
+        family: ``qwen3_5``, ``qwen3_vl`` or ``qwen2_5_vl``; None reads it from the checkpoint.
+        dtype: Of the weights.
+        lora: Train adapters instead of the weights.
+        freeze_vision: Keep the vision tower as it is.
+        gradient_checkpointing: Trade a second forward for memory.
+        thinking: Open a think block at the start of each turn.
+        compact_calls: Calls without white space.
+        coordinate_frame: Overrides the family's frame of boxes.
+        attention: transformers' attention implementation.
+
+    Raises:
+        FileNotFoundError: The folder lacks a file that is needed.
+        ValueError: The checkpoint's family is not known.
+    """
+    path = str(path)
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise FileNotFoundError(f"No checkpoint folder at {path}: set model.path to one.")
+    config = AutoConfig.from_pretrained(path)
+    model = AutoModelForImageTextToText.from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation=attention
+    )
+    if lora is not None:
+        model = _with_adapters(model, lora)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(path))
+    if freeze_vision:
+        wrapped.visual.requires_grad_(False)
+    frame = CoordinateFrame(coordinate_frame) if coordinate_frame else None
+    codec = codec_for(family or config.model_type, frame, thinking, compact_calls)
+    return Policy(wrapped.train(), AutoTokenizer.from_pretrained(path), codec, path)
+
+
+def _with_adapters(model: Any, lora: LoRASettings) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    # The vision tower's linear layers carry other names or sit under model.visual.
+    targets = lora.target_modules or r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+        ),
+    )

@@ -1,0 +1,235 @@
+"""A vision-language model behind one small interface, whatever its family.
+
+The Qwen3.5, Qwen3-VL and Qwen2.5-VL classes of transformers differ in their vision tower's
+output and in deep-stack features; this file is where those differences end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from reframe_vl.policy.inputs import ExpandedContext, expand
+from reframe_vl.policy.views import ViewMaker
+from reframe_vl.types import Context, Sampling, View
+
+
+@dataclass(frozen=True)
+class VisualFeatures:
+    """The vision tower's output for distinct images, found by content hash.
+
+    Attributes:
+        rows: Where each image's tokens lie in ``embeds``.
+        embeds: Token embeddings.
+        deepstack: One tensor for each of the first decoder layers that take visual features.
+    """
+
+    rows: dict[str, slice]
+    embeds: Float[Tensor, "N hidden"]
+    deepstack: tuple[Float[Tensor, "N hidden"], ...]
+
+    def gather(
+        self, views: Sequence[View]
+    ) -> tuple[Float[Tensor, "M hidden"], list[Float[Tensor, "M hidden"]]]:
+        """Features of images in reading order, repeated where an image is shown again."""
+        index = torch.cat(
+            [torch.arange(self.rows[v.hash].start, self.rows[v.hash].stop) for v in views]
+        ).to(self.embeds.device)
+        return self.embeds[index], [layer[index] for layer in self.deepstack]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right- or left-padded rows of expanded contexts.
+
+    Attributes:
+        ids: Token ids, shape (B, T).
+        positions: Rotary positions, shape (3, B, T).
+        lengths: Tokens of each row.
+        image_mask: Which tokens are images; from the contexts, never from the ids.
+    """
+
+    ids: Int[Tensor, "B T"]
+    positions: Int[Tensor, "3 B T"]
+    lengths: list[int]
+    image_mask: Bool[Tensor, "B T"]
+    views: list[View]
+
+
+class VisionLanguageModel(nn.Module):
+    """Wraps a transformers model (or a PEFT model around one) of a Qwen-VL family.
+
+    Attributes:
+        model: The wrapped model; its parameters are this module's parameters.
+        view_maker: Resizes images for this model.
+    """
+
+    def __init__(self, model: nn.Module, view_maker: ViewMaker) -> None:
+        """Wraps a model.
+
+        Raises:
+            ValueError: The model lacks a vision tower or a language model where expected.
+        """
+        super().__init__()
+        self.model = model
+        self.view_maker = view_maker
+        base = self.base
+        inner = getattr(base, "model", None)
+        if not all(hasattr(inner, name) for name in ("visual", "language_model")):
+            raise ValueError(
+                f"{type(base).__name__} is not of a known family: Qwen3.5, Qwen3-VL and Qwen2.5-VL "
+                "models have model.visual and model.language_model."
+            )
+        # Older releases have no deep-stack argument: features handed to it would be lost.
+        forward = inspect.signature(self.language_model.forward).parameters
+        self._takes_deepstack = "deepstack_visual_embeds" in forward
+
+    @property
+    def base(self) -> nn.Module:
+        """The transformers model, also inside a PEFT wrapper (whose layers sit in it)."""
+        model: nn.Module = self.model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+    @property
+    def config(self) -> Any:
+        """The transformers configuration."""
+        return self.base.config
+
+    @property
+    def language_model(self) -> nn.Module:
+        """The decoder, without its head."""
+        return self.base.model.language_model  # type: ignore[union-attr, return-value]
+
+    @property
+    def visual(self) -> nn.Module:
+        """The vision tower."""
+        return self.base.model.visual  # type: ignore[union-attr, return-value]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives."""
+        return next(self.parameters()).device
+
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder's id."""
+        return int(self.config.image_token_id)
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Eval mode and no gradients: in training mode checkpointing would discard caches."""
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train(training)
+
+    # ------------------------------------------------------------------ images
+
+    def encode(self, views: Sequence[View]) -> VisualFeatures | None:
+        """Runs the vision tower once for each distinct image; None without images."""
+        distinct = list({view.hash: view for view in views}.values())
+        if not distinct:
+            return None
+        # Images of one size are neighbours, which lets equal blocks be attended to together.
+        distinct.sort(key=lambda view: view.grid_thw)
+        patches = torch.from_numpy(self.view_maker.patches(distinct))
+        grid = torch.tensor([view.grid_thw for view in distinct])
+        visual = self.visual
+        dtype = next(visual.parameters()).dtype
+        output = visual(
+            patches.to(self.device, dtype), grid_thw=grid.to(self.device), return_dict=True
+        )
+        ends = list(itertools.accumulate(view.num_tokens for view in distinct))
+        rows = {
+            view.hash: slice(end - view.num_tokens, end)
+            for view, end in zip(distinct, ends, strict=True)
+        }
+        return VisualFeatures(
+            rows, output.pooler_output, tuple(getattr(output, "deepstack_features", None) or ())
+        )
+
+    # ------------------------------------------------------------------ text
+
+    def expand(self, context: Context) -> ExpandedContext:
+        """Expands a context for this model."""
+        return expand(context, self.image_token_id, self.view_maker.merge_size)
+
+    def batch(self, rows: Sequence[ExpandedContext], starts: Sequence[int] | None = None) -> Batch:
+        """Pads rows on the right.
+
+        Args:
+            rows: Expanded contexts.
+            starts: Where each row begins (tokens before it are already in a cache).
+        """
+        starts = starts or [0] * len(rows)
+        lengths = [len(row.token_ids) - start for row, start in zip(rows, starts, strict=True)]
+        width = max(lengths)
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        positions = torch.zeros(3, len(rows), width, dtype=torch.long)
+        image_mask = torch.zeros(len(rows), width, dtype=torch.bool)
+        views: list[View] = []
+        for index, (row, start, length) in enumerate(zip(rows, starts, lengths, strict=True)):
+            ids[index, :length] = torch.from_numpy(row.token_ids[start:])
+            positions[:, index, :length] = torch.from_numpy(row.positions[:, start:])
+            image_mask[index, :length] = torch.from_numpy(row.image_mask[start:])
+            views += row.views_from(start)
+        device = self.device
+        return Batch(ids.to(device), positions.to(device), lengths, image_mask.to(device), views)
+
+    def hidden_states(
+        self, batch: Batch, features: VisualFeatures | None, **kwargs: Any
+    ) -> Float[Tensor, "B T hidden"]:
+        """Runs the decoder.
+
+        Right padding needs no mask: a causal model's tokens never see what follows them.
+
+        Args:
+            batch: The rows.
+            features: Of at least the batch's images.
+            **kwargs: For the decoder: cache, attention mask.
+        """
+        language_model = self.language_model
+        embeds = language_model.get_input_embeddings()(batch.ids)  # type: ignore[operator]
+        if batch.views:
+            if features is None:
+                raise ValueError("The batch shows images but no visual features were given.")
+            visual, deepstack = features.gather(batch.views)
+            embeds = embeds.masked_scatter(batch.image_mask[..., None], visual.to(embeds.dtype))
+            if deepstack and self._takes_deepstack:
+                kwargs.update(visual_pos_masks=batch.image_mask, deepstack_visual_embeds=deepstack)
+        kwargs.setdefault("use_cache", False)
+        output = language_model(inputs_embeds=embeds, position_ids=batch.positions, **kwargs)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def head(self, hidden: Float[Tensor, "N hidden"]) -> Float[Tensor, "N V"]:
+        """Float32 logits."""
+        logits: Tensor = self.base.lm_head(hidden)  # type: ignore[operator]
+        return logits.float()
+
+
+def sampling_log_probs(logits: Float[Tensor, "N V"], sampling: Sampling) -> Float[Tensor, "N V"]:
+    """Log-probabilities of the distribution that tokens are drawn from.
+
+    Temperature first, then banned ids out of the normaliser. A banned id keeps a finite value
+    (its logit against the allowed ones), so that external text which holds one can be scored.
+    Greedy decoding reports the distribution at temperature 1.
+    """
+    if sampling.temperature not in (0.0, 1.0):
+        logits = logits / sampling.temperature
+    if not sampling.banned_ids:
+        return logits.log_softmax(-1)
+    banned = torch.tensor(sampling.banned_ids, device=logits.device)
+    allowed = logits.index_fill(-1, banned, float("-inf"))
+    return logits - allowed.logsumexp(-1, keepdim=True)

@@ -1,0 +1,158 @@
+"""From pixels to views: the one place where images are resized for a model and cut into patches.
+
+A view's sides are multiples of ``patch_size * merge_size`` within the pixel budget, so that any
+processor of the family (vLLM's, transformers') leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from reframe_vl.types import RGB, View
+
+MAX_ASPECT_RATIO = 100
+"""Longer images are padded with grey along their short side: the family's processors refuse
+ratios above 200, and a side must keep at least one patch."""
+
+_GREY = 127
+
+
+class ViewError(ValueError):
+    """An image that cannot be shown to the model."""
+
+
+@dataclass(frozen=True)
+class ViewMaker:
+    """Resizes images for one model and cuts them into patches.
+
+    Attributes:
+        patch_size: Side of a patch in pixels.
+        merge_size: Patches along a side that become one token.
+        temporal_patch_size: Frames of a patch; a still image is repeated.
+        min_pixels: Smaller images are enlarged to this.
+        max_pixels: Larger images are reduced to this.
+        mean: Per channel, of pixel values in [0, 1].
+        std: Per channel.
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> ViewMaker:
+        """Reads the image processor's settings from a checkpoint folder.
+
+        Raises:
+            FileNotFoundError: The folder holds no processor settings.
+        """
+        folder = Path(folder)
+        for name in ("processor_config.json", "preprocessor_config.json"):
+            path = folder / name
+            if path.is_file():
+                settings = json.loads(path.read_text())
+                settings = settings.get("image_processor", settings)
+                size = settings.get("size", {})
+                return cls(
+                    patch_size=settings["patch_size"],
+                    merge_size=settings["merge_size"],
+                    temporal_patch_size=settings["temporal_patch_size"],
+                    min_pixels=settings.get("min_pixels") or size["shortest_edge"],
+                    max_pixels=settings.get("max_pixels") or size["longest_edge"],
+                    mean=tuple(settings["image_mean"]),
+                    std=tuple(settings["image_std"]),
+                )
+        raise FileNotFoundError(
+            f"{folder} has neither processor_config.json nor preprocessor_config.json: "
+            "copy the image processor's settings from the model's release into it."
+        )
+
+    @property
+    def factor(self) -> int:
+        """Sides of a view are multiples of this many pixels."""
+        return self.patch_size * self.merge_size
+
+    def view(self, image: RGB, max_pixels: int | None = None) -> View:
+        """Resizes an image to a view of at most ``max_pixels`` (the model's own limit by default).
+
+        Raises:
+            ViewError: The image has an empty side.
+        """
+        height, width = image.shape[:2]
+        if not height or not width:
+            raise ViewError(f"An image of {width}x{height} pixels cannot be shown.")
+        image = _limit_aspect_ratio(image)
+        height, width = image.shape[:2]
+        budget = min(max_pixels or self.max_pixels, self.max_pixels)
+        new_height, new_width = smart_resize(
+            height, width, self.factor, min(self.min_pixels, budget), budget
+        )
+        if (new_height, new_width) != (height, width):
+            resized = Image.fromarray(image).resize(
+                (new_width, new_height), Image.Resampling.BICUBIC
+            )
+            image = np.asarray(resized)
+        grid = (1, new_height // self.patch_size, new_width // self.patch_size)
+        return View.of(image, grid, grid[1] * grid[2] // self.merge_size**2)
+
+    def patches(self, views: list[View]) -> npt.NDArray[np.float32]:
+        """Normalises views and cuts them into patches, as the model's vision tower takes them.
+
+        Returns:
+            Shape (patches of all views, channels * temporal_patch_size * patch_size ** 2).
+
+        Raises:
+            ViewError: A view was read back without its pixels.
+        """
+        rows: list[npt.NDArray[np.float32] | None] = [None] * len(views)
+        by_grid: dict[tuple[int, int, int], list[int]] = {}
+        for index, view in enumerate(views):
+            by_grid.setdefault(view.grid_thw, []).append(index)
+        for (_, grid_h, grid_w), members in by_grid.items():
+            stack = np.stack([_pixels(views[index]) for index in members])
+            for index, row in zip(members, self._cut(stack, grid_h, grid_w), strict=True):
+                rows[index] = row
+        return np.concatenate([row for row in rows if row is not None])
+
+    def _cut(self, pixels: RGB, grid_h: int, grid_w: int) -> npt.NDArray[np.float32]:
+        scaled = pixels.astype(np.float32) * np.float32(1 / 255)
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        normal = (scaled - mean) / std
+        p, m = self.patch_size, self.merge_size
+        cut = normal.reshape(-1, grid_h // m, m, p, grid_w // m, m, p, 3)
+        cut = cut.transpose(0, 1, 4, 2, 5, 7, 3, 6)
+        cut = np.repeat(cut[:, :, :, :, :, :, None], self.temporal_patch_size, axis=6)
+        return np.ascontiguousarray(cut.reshape(len(pixels), grid_h * grid_w, -1))
+
+
+def _pixels(view: View) -> RGB:
+    if view.pixels is None:
+        raise ViewError(
+            f"View {view.hash} has no pixels: read the rollouts back with their images folder."
+        )
+    return view.pixels
+
+
+def _limit_aspect_ratio(image: RGB) -> RGB:
+    height, width = image.shape[:2]
+    short = -(-max(height, width) // MAX_ASPECT_RATIO)
+    missing_h, missing_w = max(0, short - height), max(0, short - width)
+    if not missing_h and not missing_w:
+        return image
+    padding = (
+        (missing_h // 2, missing_h - missing_h // 2),
+        (missing_w // 2, missing_w - missing_w // 2),
+        (0, 0),
+    )
+    return np.pad(image, padding, constant_values=_GREY)

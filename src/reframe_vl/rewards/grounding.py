@@ -1,0 +1,91 @@
+"""R_obs of DESIGN 1.1: whether the policy looked at the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import linear_sum_assignment
+
+from reframe_vl.types import Modality, Rollout, Sample, Termination
+
+
+def pairwise_iou(
+    asked_N4: Float[np.ndarray, "N 4"], evidence_E4: Float[np.ndarray, "E 4"]
+) -> Float[np.ndarray, "N E"]:
+    """IoU of every asked box with every evidence box, ``(x0, y0, x1, y1)``.
+
+    A degenerate box (no area, reversed, not finite) has IoU 0 with everything, never NaN.
+
+    >>> boxes = np.array([[0.0, 0.0, 2.0, 2.0], [1.0, 0.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
+    >>> pairwise_iou(boxes, boxes[:2]).round(2).tolist()
+    [[1.0, 0.33], [0.33, 1.0], [0.0, 0.0]]
+    """
+    a_N14 = np.asarray(asked_N4, dtype=np.float64)[:, None, :]
+    b_1E4 = np.asarray(evidence_E4, dtype=np.float64)[None, :, :]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        low_NE2 = np.maximum(a_N14[..., :2], b_1E4[..., :2])
+        high_NE2 = np.minimum(a_N14[..., 2:], b_1E4[..., 2:])
+        overlap_NE = (high_NE2 - low_NE2).clip(min=0.0).prod(axis=-1)
+        union_NE = _area(a_N14) + _area(b_1E4) - overlap_NE
+    valid_NE = (_area(a_N14) > 0) & (_area(b_1E4) > 0) & np.isfinite(union_NE) & (overlap_NE > 0)
+    return np.divide(overlap_NE, union_NE, out=np.zeros_like(union_NE), where=valid_NE)
+
+
+def _area(boxes: Float[np.ndarray, "*any 4"]) -> Float[np.ndarray, "*any"]:
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        sides = boxes[..., 2:] - boxes[..., :2]
+        return np.where((sides > 0).all(axis=-1), sides.prod(axis=-1), 0.0)
+
+
+def box_reward(asked_N4: Float[np.ndarray, "N 4"], evidence_E4: Float[np.ndarray, "E 4"]) -> float:
+    """``sum of IoU over the best one-to-one matching / max(#asked, #evidence)``.
+
+    Missing and surplus boxes both cost; 0 where nothing was asked.
+
+    >>> box = np.array([[0.0, 0.0, 2.0, 2.0]])
+    >>> box_reward(box, box), box_reward(np.concatenate([box, box]), box), box_reward(box[:0], box)
+    (1.0, 0.5, 0.0)
+    """
+    if len(asked_N4) == 0 or len(evidence_E4) == 0:
+        return 0.0
+    iou_NE = pairwise_iou(asked_N4, evidence_E4)
+    matched = linear_sum_assignment(iou_NE, maximize=True)
+    return float(iou_NE[matched].sum() / max(iou_NE.shape))
+
+
+def frame_reward(frames: Collection[int], evidence_frames: Collection[int]) -> float:
+    """IoU of two sets of frames; 0 where nothing was asked.
+
+    >>> frame_reward([3, 4, 4], {4, 5}), frame_reward([], {4})
+    (0.3333333333333333, 0.0)
+    """
+    asked, evidence = set(frames), set(evidence_frames)
+    return len(asked & evidence) / len(asked | evidence) if asked | evidence else 0.0
+
+
+def grounding_reward(rollout: Rollout, sample: Sample) -> float | None:
+    """``box_reward`` of an image's, ``frame_reward`` of a video's successful calls.
+
+    Calls that the gate wrote are not the policy's. None where the sample has no evidence of its
+    modality: the term is then omitted.
+    """
+    if sample.evidence is None or rollout.termination is Termination.ERROR:
+        return None
+    calls = [call for call in rollout.calls if call.succeeded and not call.by_gate]
+    match sample.modality:
+        case Modality.IMAGE:
+            if not sample.evidence.boxes:
+                return None
+            boxes = [box for call in calls for box in call.boxes]
+            return box_reward(_array(boxes), _array(sample.evidence.boxes))
+        case Modality.VIDEO:
+            if not sample.evidence.frames:
+                return None
+            frames = {frame for call in calls for frame in call.frames}
+            return frame_reward(frames, sample.evidence.frames)
+
+
+def _array(boxes: Collection[tuple[float, float, float, float]]) -> Float[np.ndarray, "N 4"]:
+    return np.array(list(boxes), dtype=np.float64).reshape(-1, 4)

@@ -1,0 +1,84 @@
+"""Short answers as text: what is mere dress (markup, case, articles) and what is content."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_PAIRED = re.compile(r"(?<!\w)(\*{1,3}|_{1,3}|`{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL)
+_LATEX_TEXT = re.compile(r"\\(?:boxed|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+_LEAD_IN = re.compile(
+    r"^(?:so,?\s+)?(?:(?:the|my)\s+)?(?:(?:final|correct|best|right)\s+)?answer\s*"
+    r"(?:is\b\s*:?|:|=)\s*",
+    re.IGNORECASE,
+)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_MEANINGFUL = frozenset("%#@&")
+_BETWEEN_DIGITS = frozenset(".,:/-")
+
+
+def plain(text: str) -> str:
+    r"""NFKC with one minus sign, but a superscript stays one: ``10²`` is not ``102``.
+
+    >>> plain("10² \u2212 \uff15")
+    '10^2 - 5'
+    """
+    kept = "".join(
+        "^" + char if unicodedata.decomposition(char).startswith("<super>") else char
+        for char in text
+    )
+    folded = unicodedata.normalize("NFKC", kept)
+    return re.sub("[\u2212\u2010-\u2014]", "-", folded).strip()
+
+
+def strip_markup(text: str) -> str:
+    r"""``plain`` without Markdown emphasis, dollar signs around all of it and LaTeX text boxes.
+
+    >>> strip_markup("**Answer:** `7`"), strip_markup("$\\boxed{D}$"), strip_markup("2*3*4")
+    ('Answer: 7', 'D', '2*3*4')
+    """
+    text = plain(text)
+    while True:
+        inner = _PAIRED.sub(r"\2", text)
+        inner = _LATEX_TEXT.sub(r"\1", inner)
+        inner = re.sub(r"^(\$\$?)([^$]+)\1$", r"\2", inner)
+        inner = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", inner, flags=re.DOTALL).strip()
+        if inner == text:
+            return text
+        text = inner
+
+
+def strip_lead_in(text: str) -> str:
+    """Drops "Answer:", "The final answer is" and the like from the front.
+
+    >>> strip_lead_in("The answer is: 7"), strip_lead_in("answering machine")
+    ('7', 'answering machine')
+    """
+    return _LEAD_IN.sub("", text, count=1)
+
+
+def normalise(text: str) -> str:
+    """The form in which short answers are compared, whole against whole.
+
+    Markup, case, articles, white space and punctuation go; a sign, point, comma, colon or slash
+    of a number stays, as do symbols that carry meaning (``%``, ``+``, currency).
+
+    >>> normalise("The **red-brown** Dog!"), normalise("-3.50."), normalise("a")
+    ('red brown dog', '-3.50', 'a')
+    """
+    text = strip_markup(text).casefold()
+    kept = "".join(_kept(text, i) for i in range(len(text)))
+    without_articles = " ".join(_ARTICLES.sub(" ", kept).split())
+    return without_articles or " ".join(kept.split())
+
+
+def _kept(text: str, i: int) -> str:
+    char = text[i]
+    if char in _MEANINGFUL or (unicodedata.category(char)[0] not in "PC" and char != "`"):
+        return char
+    before, after = text[i - 1 : i], text[i + 1 : i + 2]
+    if char in _BETWEEN_DIGITS and after.isdigit():
+        signs = char in "-." and not before.isalnum()
+        if before.isdigit() or signs:
+            return char
+    return "" if char in "'\u2019" else " "

@@ -1,0 +1,70 @@
+"""The reward of DESIGN 1.1: ``R = R_ans + w_call f(p) R_call + lambda_obs R_obs - R_pen``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reframe_vl.rewards.answer import answer_reward
+from reframe_vl.rewards.call import CallTable, call_reward
+from reframe_vl.rewards.grounding import grounding_reward
+from reframe_vl.rewards.validity import ValidityWeights, validity_penalty
+from reframe_vl.schedules import call_decay
+from reframe_vl.types import Rollout, Sample, Termination
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """What goes into the total; the numbers are our default. A weight of 0 switches a term off.
+
+    Attributes:
+        call: w_call, the weight of R_call at the start.
+        kappa: How fast R_call decays; 0 is a straight line.
+        grounding: lambda_obs.
+        penalty: The weight of R_pen as a whole.
+        validity: The entries of R_pen.
+        call_table: The values of R_call.
+    """
+
+    call: float = 0.5
+    kappa: float = 3.0
+    grounding: float = 0.5
+    penalty: float = 1.0
+    validity: ValidityWeights = field(default_factory=ValidityWeights)
+    call_table: CallTable = field(default_factory=CallTable)
+
+
+def score(
+    rollout: Rollout, sample: Sample, weights: RewardWeights, progress: float
+) -> tuple[dict[str, float | None], float | None]:
+    """The components, unweighted, and the total.
+
+    A component is None where it does not apply or cannot be scored; call and grounding are then
+    left out of the sum. Without an answer score there is no total: the rollout leaves all
+    statistics.
+
+    Args:
+        rollout: Read only.
+        sample: What it was about.
+        weights: Of the terms.
+        progress: p in [0, 1].
+
+    Returns:
+        ``{"answer", "call", "grounding", "penalty"}`` and R.
+    """
+    failed = rollout.termination is Termination.ERROR
+    components = {
+        "answer": answer_reward(rollout, sample),
+        "call": call_reward(rollout, sample, weights.call_table),
+        "grounding": grounding_reward(rollout, sample),
+        "penalty": None if failed else validity_penalty(rollout, weights.validity),
+    }
+    if components["answer"] is None:
+        return components, None
+    factors = {
+        "answer": 1.0,
+        "call": weights.call * call_decay(progress, weights.kappa),
+        "grounding": weights.grounding,
+        "penalty": -weights.penalty,
+    }
+    total = sum(factors[name] * value for name, value in components.items() if value is not None)
+    return components, total

@@ -1,0 +1,1 @@
+"""Episodes, the engines that generate in them, and how they are collected."""

@@ -1,0 +1,187 @@
+"""Collects groups of rollouts: episodes as coroutines, a prompt once for its whole group."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from reframe_vl.data.media import MediaError
+from reframe_vl.policy.views import ViewError
+from reframe_vl.rollout.drop import DropMode, draw_drops
+from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.episode import Environment, Episode, ToolRunner
+from reframe_vl.rollout.prompt import Prompt, PromptSettings, build_prompt
+from reframe_vl.tools.base import Tool
+from reframe_vl.types import (
+    Rollout,
+    RolloutGroup,
+    RolloutKey,
+    Sample,
+    Sampling,
+    Termination,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """One event loop in one thread, for the life of a run."""
+
+    def __init__(self) -> None:
+        """Starts the thread."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine to its end; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of a wave of episodes.
+
+    Attributes:
+        step: Part of every rollout's key, so of its seed.
+        num_rollouts: G.
+        drop_probability: P(d_i = 1).
+        forced: The calls that the environment writes into each episode of a sample.
+        run_tool: Replaces how checked calls of a sample are executed.
+    """
+
+    step: int
+    num_rollouts: int
+    sampling: Sampling
+    drop_probability: float = 0.0
+    drop_mode: DropMode = "bernoulli"
+    policy_version: int = 0
+    forced: Callable[[Sample, Prompt], Sequence[tuple[Tool, dict[str, Any]]]] | None = None
+    run_tool: Callable[[Sample], ToolRunner] | None = None
+
+
+@dataclass
+class Collector:
+    """Turns samples into rollout groups.
+
+    Attributes:
+        max_concurrent: Episodes that are under way at once.
+        seed: Of the run; with step, sample and index it seeds every rollout.
+    """
+
+    engine: Engine
+    environment: Environment
+    prompts: PromptSettings
+    loop: EventLoopThread = field(repr=False)
+    seed: int = 0
+    max_concurrent: int = 256
+
+    def collect(self, samples: Sequence[Sample], plan: Plan) -> list[RolloutGroup]:
+        """Plays ``plan.num_rollouts`` episodes on each sample.
+
+        A sample whose media cannot be read gives rollouts that ended in ERROR: they are logged,
+        kept in the record and left out of all statistics.
+        """
+        episodes: list[Episode] = []
+        failed: dict[str, str] = {}
+        for sample in samples:
+            try:
+                episodes += self._episodes(sample, plan)
+            except (MediaError, ViewError, OSError) as failure:
+                logger.warning(
+                    "Sample %s is left out of step %d: %s", sample.id, plan.step, failure
+                )
+                failed[sample.id] = str(failure)
+        rollouts = iter(self.loop.run(self._play(episodes)))
+        return [
+            RolloutGroup(
+                sample,
+                [self._failed(sample, plan, i, failed[sample.id]) for i in range(plan.num_rollouts)]
+                if sample.id in failed
+                else [next(rollouts) for _ in range(plan.num_rollouts)],
+            )
+            for sample in samples
+        ]
+
+    async def _play(self, episodes: list[Episode]) -> list[Rollout]:
+        rollouts: list[Rollout] = []
+        for start in range(0, len(episodes), self.max_concurrent):
+            wave = episodes[start : start + self.max_concurrent]
+            sessions = [f"{i}/{episode.key.sample_id}" for i, episode in enumerate(wave)]
+            self.engine.open(sessions)
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._one(episode, session))
+                    for episode, session in zip(wave, sessions, strict=True)
+                ]
+            rollouts += [task.result() for task in tasks]
+        return rollouts
+
+    async def _one(self, episode: Episode, session: str) -> Rollout:
+        try:
+            return await episode.run(self.engine, session)
+        finally:
+            self.engine.release(session)
+
+    def _episodes(self, sample: Sample, plan: Plan) -> list[Episode]:
+        env = self.environment
+        if plan.run_tool is not None:
+            env = replace(env, run_tool=plan.run_tool(sample))
+        prompt = build_prompt(
+            sample, env.codec, env.encoder, env.view_maker, env.tools, self.prompts
+        )
+        drops = draw_drops(
+            plan.num_rollouts,
+            plan.drop_probability,
+            plan.drop_mode,
+            np.random.default_rng(self._group_seed(sample, plan.step)),
+        )
+        forced = plan.forced(sample, prompt) if plan.forced else ()
+        return [
+            Episode(
+                self._key(sample, plan, index),
+                sample,
+                prompt,
+                env,
+                plan.sampling,
+                drop=drop,
+                forced=forced,
+                policy_version=plan.policy_version,
+            )
+            for index, drop in enumerate(drops)
+        ]
+
+    def _key(self, sample: Sample, plan: Plan, index: int) -> RolloutKey:
+        return RolloutKey(self.seed, plan.step, sample.id, index)
+
+    def _failed(self, sample: Sample, plan: Plan, index: int, error: str) -> Rollout:
+        return Rollout(
+            self._key(sample, plan, index),
+            contexts=[],
+            sampling=plan.sampling,
+            termination=Termination.ERROR,
+            policy_version=plan.policy_version,
+            error=error,
+        )
+
+    def _group_seed(self, sample: Sample, step: int) -> int:
+        text = f"drop/{self.seed}/{step}/{sample.id}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -1,0 +1,66 @@
+"""From parts of a message to spans of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from reframe_vl.types import Markup, Part, Provenance, Quoted, Span, View
+
+
+class Encoder:
+    """Tokenises the pieces of a chat once; sampled ids never pass through it.
+
+    Args:
+        tokenizer: A fast transformers tokenizer.
+        image_token: The placeholder's text.
+    """
+
+    def __init__(self, tokenizer: Any, image_token: str = "<|image_pad|>") -> None:
+        """Raises ValueError where the tokenizer does not know the placeholder."""
+        self.tokenizer = tokenizer
+        self.image_token_id: int = tokenizer.convert_tokens_to_ids(image_token)
+        if self.image_token_id is None or self.image_token_id == tokenizer.unk_token_id:
+            raise ValueError(
+                f"The tokenizer has no token {image_token}: it is not of a vision-language model."
+            )
+        # Template text recurs in every rollout.
+        self._markup = lru_cache(maxsize=4096)(self._tokenise_markup)
+
+    def _tokenise_markup(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _tokenise_quoted(self, text: str) -> tuple[int, ...]:
+        # A question that spells a control token must not become one.
+        return tuple(
+            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        )
+
+    def span(self, parts: Iterable[Part], provenance: Provenance) -> Span:
+        """Encodes parts into one span: each view becomes one placeholder."""
+        ids: list[int] = []
+        views: list[View] = []
+        for part in parts:
+            match part:
+                case View():
+                    ids.append(self.image_token_id)
+                    views.append(part)
+                case Markup(text):
+                    ids.extend(self._markup(text))
+                case Quoted(text):
+                    ids.extend(self._tokenise_quoted(text))
+        return Span(provenance, tuple(ids), views=tuple(views))
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """A tool's words, cut after ``max_tokens`` tokens.
+
+        A limit in characters would admit several times as many tokens of digits or of CJK text.
+        """
+        ids = self._tokenise_quoted(text)
+        return text if len(ids) <= max_tokens else f"{self.decode(ids[:max_tokens])}..."
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of sampled ids, control tokens included."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text

@@ -1,0 +1,311 @@
+"""One rollout as a state machine: turns of the policy, observations of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reframe_vl.data.media import MediaError
+from reframe_vl.policy.views import ViewError, ViewMaker
+from reframe_vl.rollout.encoding import Encoder
+from reframe_vl.rollout.engine import Engine, EngineError
+from reframe_vl.rollout.prompt import Prompt
+from reframe_vl.tools.base import (
+    ProposedCall,
+    Reason,
+    Refusal,
+    Tool,
+    ToolRequest,
+    ToolResult,
+    propose,
+)
+from reframe_vl.tools.codec import Codec
+from reframe_vl.types import (
+    CallRecord,
+    CallStatus,
+    Context,
+    Markup,
+    Media,
+    Part,
+    Provenance,
+    Quoted,
+    Rollout,
+    RolloutKey,
+    Sample,
+    Sampling,
+    Span,
+    Termination,
+)
+
+REPEATED_NOTE = "You made this call before; this is the same result."
+
+ToolRunner = Callable[[Tool, ToolRequest, Media], ToolResult]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where an episode ends.
+
+    Attributes:
+        max_turns: Turns of the policy.
+        max_context_tokens: Of one context after expansion, the next turn's limit included.
+        max_visual_tokens: Of one context.
+        max_refusals: Refused calls in a row; a tool's own failures do not count.
+        max_tool_text_tokens: A tool's words are cut after so many tokens.
+        tool_view_pixels: Budget of each image that a tool returns; None is the model's limit.
+    """
+
+    max_turns: int = 4
+    max_context_tokens: int = 4096
+    max_visual_tokens: int = 4096
+    max_refusals: int = 3
+    max_tool_text_tokens: int = 256
+    tool_view_pixels: int | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything an episode needs that is the same for all of them.
+
+    Attributes:
+        run_tool: Executes a checked call; replaced where only the pixels returned shall differ.
+        tools_on: Where false a call is refused whatever it asks for.
+    """
+
+    codec: Codec
+    encoder: Encoder
+    view_maker: ViewMaker
+    tools: Sequence[Tool]
+    budget: Budget
+    run_tool: ToolRunner
+    tools_on: bool = True
+
+
+@dataclass
+class Episode:
+    """One episode on one sample, from its prompt to its termination.
+
+    Attributes:
+        drop: d_i of DESIGN 1.1: whether the original visual input leaves the context after the
+            first successful call.
+        forced: Arguments of calls that the environment writes before the policy's first turn,
+            with the tool that takes them.
+    """
+
+    key: RolloutKey
+    sample: Sample
+    prompt: Prompt
+    environment: Environment
+    sampling: Sampling
+    drop: bool = False
+    forced: Sequence[tuple[Tool, dict[str, Any]]] = ()
+    policy_version: int = 0
+    _contexts: list[Context] = field(init=False)
+    _calls: list[CallRecord] = field(default_factory=list, init=False)
+    _results: dict[Hashable, ToolResult] = field(default_factory=dict, init=False)
+    _answers: list[str] = field(default_factory=list, init=False)
+    _turns: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._contexts = [Context([self.prompt.full])]
+
+    async def run(self, engine: Engine, session: str) -> Rollout:
+        """Plays the episode; the engine's failure ends it unscored, with its message."""
+        error = ""
+        try:
+            termination = self._force_calls() or await self._play(engine, session)
+        except EngineError as failure:
+            termination, error = Termination.ERROR, str(failure)
+        return Rollout(
+            key=self.key,
+            contexts=self._contexts,
+            sampling=self.sampling,
+            termination=termination,
+            drop_assigned=self.drop,
+            calls=self._calls,
+            answers=self._answers,
+            num_turns=self._turns,
+            policy_version=self.policy_version,
+            error=error,
+        )
+
+    # ------------------------------------------------------------------ turns
+
+    async def _play(self, engine: Engine, session: str) -> Termination:
+        budget = self.environment.budget
+        if full := self._exceeded(self._contexts[-1]):
+            return full
+        while True:
+            context = self._contexts[-1]
+            seed = (self.key.entropy + self._turns) % 2**128
+            turn = await engine.generate(session, context, self.sampling, seed)
+            context.spans.append(Span(Provenance.SAMPLED, turn.token_ids, logprobs=turn.logprobs))
+            self._turns += 1
+            truncated = turn.finish == "length"
+            text = self.environment.encoder.decode(turn.token_ids)
+            parsed = self.environment.codec.parse(text, truncated)
+            self._answers = list(parsed.answers)
+            outcome = parsed.call or parsed.refusal
+            if outcome is None:
+                return self._without_call(truncated)
+            if self._turns == budget.max_turns:
+                return Termination.MAX_TURNS
+            ended = self._answer_call(outcome, truncated)
+            if ended is not None:
+                return ended
+
+    def _without_call(self, truncated: bool) -> Termination:
+        if self._answers:
+            return Termination.ANSWERED
+        return Termination.TRUNCATED if truncated else Termination.NO_ANSWER
+
+    def _answer_call(self, outcome: ProposedCall | Refusal, truncated: bool) -> Termination | None:
+        """Executes or refuses a call and appends what the policy sees of it."""
+        name, arguments = "", {}
+        if isinstance(outcome, ProposedCall):
+            name = outcome.name
+            arguments = outcome.arguments if isinstance(outcome.arguments, dict) else {}
+            checked = self._check(outcome)
+        else:
+            checked = outcome
+        if isinstance(checked, Refusal):
+            self._record(name, arguments, CallStatus.REFUSED, reason=checked.reason)
+            streak = 0
+            for call in reversed(self._calls):
+                if call.status is not CallStatus.REFUSED:
+                    break
+                streak += 1
+            if streak >= self.environment.budget.max_refusals:
+                return Termination.REFUSAL_STREAK
+            return self._observe([self._words(checked.message)], truncated)
+        tool, request = checked
+        return self._execute(tool, request, arguments, truncated)
+
+    def _check(self, call: ProposedCall) -> tuple[Tool, ToolRequest] | Refusal:
+        if not self.environment.tools_on:
+            return Refusal(
+                Reason.UNKNOWN_TOOL, "No tools can be called now. Answer from what you have seen."
+            )
+        return propose(call, self.environment.tools, self.prompt.scene)
+
+    # ------------------------------------------------------------------ calls
+
+    def _force_calls(self) -> Termination | None:
+        """Writes the calls that every model is made to make, and shows what they return."""
+        for tool, arguments in self.forced:
+            text = self.environment.codec.render_call(tool.name, arguments)
+            span = self.environment.encoder.span([Markup(text)], Provenance.INJECTED)
+            self._contexts[-1].spans.append(span)
+            request = tool.check(arguments, self.prompt.scene)
+            if isinstance(request, Refusal):
+                raise ValueError(
+                    f"The canonical call {text} of sample {self.sample.id} is refused "
+                    f"({request.reason}): rebuild its record's evidence."
+                )
+            ended = self._execute(tool, request, arguments, truncated=False, by_gate=True)
+            if ended is not None:
+                return ended
+        return None
+
+    def _execute(
+        self,
+        tool: Tool,
+        request: ToolRequest,
+        arguments: dict[str, Any],
+        truncated: bool,
+        by_gate: bool = False,
+    ) -> Termination | None:
+        known = self._results.get(request.identity)
+        try:
+            result = known or self.environment.run_tool(tool, request, self.sample.media)
+            parts = self._show(result)
+        except (MediaError, ViewError, OSError) as failure:
+            self._record(
+                tool.name, arguments, CallStatus.FAILED, reason=Reason.TOOL_FAILED, by_gate=by_gate
+            )
+            return self._observe([self._words(f"The tool failed: {failure}")], truncated)
+        if known:
+            parts = [self._words(REPEATED_NOTE), *parts]
+        self._results[request.identity] = result
+        self._record(
+            tool.name,
+            arguments,
+            CallStatus.REPEATED if known else CallStatus.OK,
+            result=result,
+            coercions=request.coercions,
+            by_gate=by_gate,
+        )
+        first_success = not known and len(self._results) == 1
+        return self._observe(parts, truncated, drop=self.drop and first_success)
+
+    def _show(self, result: ToolResult) -> list[Part]:
+        budget = self.environment.budget.tool_view_pixels
+        parts: list[Part] = []
+        for image in result.images:
+            if image.caption:
+                parts.append(self._words(image.caption))
+            parts.append(self.environment.view_maker.view(image.pixels, budget))
+        return parts
+
+    def _record(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        status: CallStatus,
+        *,
+        result: ToolResult | None = None,
+        reason: str = "",
+        coercions: int = 0,
+        by_gate: bool = False,
+    ) -> None:
+        self._calls.append(
+            CallRecord(
+                turn=max(self._turns - 1, 0),
+                name=name,
+                arguments=arguments,
+                status=status,
+                boxes=result.boxes if result else (),
+                frames=result.frames if result else (),
+                reason=str(reason),
+                coercions=coercions,
+                by_gate=by_gate,
+            )
+        )
+
+    # ------------------------------------------------------------------ observations
+
+    def _words(self, text: str) -> Quoted:
+        return Quoted(
+            self.environment.encoder.cut(text, self.environment.budget.max_tool_text_tokens)
+        )
+
+    def _observe(
+        self, parts: Sequence[Part], truncated: bool, drop: bool = False
+    ) -> Termination | None:
+        """Appends an observation whole, or ends the episode where it does not fit."""
+        environment = self.environment
+        span = environment.encoder.span(
+            environment.codec.observation(parts, close_turn=truncated), Provenance.OBSERVED
+        )
+        context = self._without_original() if drop else self._contexts[-1]
+        if full := self._exceeded(context, span):
+            return full
+        if drop:
+            self._contexts.append(context)
+        context.spans.append(span)
+        return None
+
+    def _exceeded(self, context: Context, *more: Span) -> Termination | None:
+        """Which budget a context would exceed, with room for the policy's next turn."""
+        budget = self.environment.budget
+        tokens = len(context) + sum(map(len, more)) + self.sampling.max_new_tokens
+        if tokens > budget.max_context_tokens:
+            return Termination.MAX_TOKENS
+        visual = context.num_visual_tokens + sum(span.num_visual_tokens for span in more)
+        return Termination.MAX_VISUAL_TOKENS if visual > budget.max_visual_tokens else None
+
+    def _without_original(self) -> Context:
+        """The context so far, less the original visual input; its turns are not trained again."""
+        shown = [replace(s, carried=True) for s in self._contexts[-1].spans[1:]]
+        return Context([self.prompt.text_only, *shown])

@@ -1,0 +1,21 @@
+"""Trains a policy: ``python src/train.py experiment=gdgrpo_spatial [key=value …]``."""
+
+import hydra
+from omegaconf import DictConfig
+
+from reframe_vl.runs import register_resolvers
+
+register_resolvers()
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="train")
+def main(cfg: DictConfig) -> None:
+    """Runs one training."""
+    # Imported here, so that a mistyped override is told at once and not after seconds of imports.
+    from reframe_vl.training import train
+
+    train(cfg)
+
+
+if __name__ == "__main__":
+    main()

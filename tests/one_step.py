@@ -1,0 +1,115 @@
+"""Takes one optimiser step on fixed rollout groups and saves its gradient.
+
+Run as a script, alone or under torch.distributed.run, so that ranks are real processes.
+"""
+
+import argparse
+import os
+from functools import partial
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+
+from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
+from reframe_vl.policy.loading import Policy
+from reframe_vl.tools.codec import codec_for
+from reframe_vl.types import (
+    Answer,
+    ImageMedia,
+    Modality,
+    Rollout,
+    RolloutGroup,
+    RolloutKey,
+    Sample,
+    Termination,
+)
+from tiny import random_context, sampling, tiny_model, tokenizer
+
+
+class NoImage(ImageMedia):
+    key, size = "none", (8, 8)
+
+    def look(self, box, max_pixels):
+        raise AssertionError("the rollouts are made by hand")
+
+
+def fixed_groups(model, how, num_groups: int = 5, size: int = 4) -> list[RolloutGroup]:
+    """Groups of unequal lengths, with drops, unscorable members and a dead group."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for number in range(num_groups):
+        sample = Sample(f"s{number}", Modality.IMAGE, NoImage(), "?", Answer("open", "x"))
+        rollouts = []
+        for index in range(size):
+            contexts = [
+                random_context(rng, model.view_maker, turns=int(rng.integers(1, 4)), lengths=(1, 9))
+                for _ in range(1 + index % 2)
+            ]
+            rollout = Rollout(
+                RolloutKey(0, 0, sample.id, index),
+                contexts,
+                how,
+                Termination.ANSWERED,
+                drop_assigned=bool(index % 2),
+                reward=float(rng.normal()) if number != 1 else 1.0,
+            )
+            if number == 2 and index == 3:
+                rollout.reward = None
+            rollouts.append(rollout)
+        groups.append(RolloutGroup(sample, rollouts))
+    return groups
+
+
+class Samples(LightningDataModule):
+    def train_dataloader(self):
+        return self.trainer.lightning_module.train_dataloader()
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+
+class KeepGradient(Callback):
+    def __init__(self):
+        self.gradients = {}
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.gradients = {n: p.grad.clone() for n, p in pl_module.policy.named_parameters()}
+
+
+def gradient(micro: int, settings: GRPOSettings | None = None) -> dict[str, torch.Tensor]:
+    """The gradient of one update in ``micro`` micro-batches, over however many ranks there are."""
+    model = tiny_model("qwen3_vl")
+    policy = Policy(model, tokenizer(), codec_for("qwen3_vl"), "tiny")
+    module = GDGRPO(
+        settings or GRPOSettings(), policy=policy, optimizer=partial(torch.optim.SGD, lr=1.0)
+    )
+    keep = KeepGradient()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        max_epochs=1,
+        accumulate_grad_batches=micro,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[keep],
+    )
+    groups = fixed_groups(model, sampling())
+    module.loader.generate = lambda: groups[trainer.global_rank :: trainer.world_size]
+    trainer.fit(module, datamodule=Samples())
+    return keep.gradients
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--micro", type=int, required=True)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result = gradient(args.micro)
+    if int(os.environ.get("RANK", 0)) == 0:
+        torch.save(result, args.out)
