@@ -25,6 +25,7 @@ class HealthLimits:
         min_entropy: Nats at trained tokens.
         max_sampler_gap: Of one token's log-prob between engine and trainer, in the worst step.
         max_not_scorable: Share of rollouts that failed by no fault of the policy.
+        max_blank_views: Share of rollouts whose first view is of one colour.
         window: Steps.
         stop_after: Steps in a row in alarm after which training ends; 0 never.
     """
@@ -35,6 +36,7 @@ class HealthLimits:
     min_entropy: float = 0.005
     max_sampler_gap: float = 1e-2
     max_not_scorable: float = 0.2
+    max_blank_views: float = 0.2
     window: int = 10
     stop_after: int = 0
 
@@ -112,6 +114,13 @@ class HealthCallback(Callback):
             gap > limits.max_sampler_gap,
             f"engine and trainer disagreed on a token's log-prob by up to {gap:.3g}: rollouts are "
             "off policy. Check weights, temperature, banned ids and images.",
+        )
+        blank = mean("blank_views")
+        check(
+            "blank",
+            blank > limits.max_blank_views,
+            f"{blank:.0%} of the first views were of one colour: the policy is shown nothing. Look "
+            "at the pictures on TensorBoard.",
         )
         check(
             "failed",

@@ -8,9 +8,12 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.data.media import MediaError
+from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
 from reframe_vl.rollout.drop import DropMode
 from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.prompt import prompt_tokens
 from reframe_vl.rollout.settings import RolloutSettings, make_environment
 from reframe_vl.schedules import Constant
 from reframe_vl.tools.base import Tool
@@ -81,6 +84,7 @@ class RolloutCallback(Callback):
             seed=self.seed,
             max_concurrent=self.settings.max_concurrent,
         )
+        trainer.datamodule.leave_out(self._too_long)  # type: ignore[attr-defined]
         module.loader.generate = self._generate
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -98,6 +102,29 @@ class RolloutCallback(Callback):
             self.collector.engine.close()
             self.collector.loop.stop()
             self.collector = None
+
+    def _too_long(self, sample: Sample) -> str | None:
+        """Why a sample cannot be played, found before the first step and not in the middle."""
+        if self.collector is None:
+            raise RuntimeError("Samples are checked once the engine is set up.")
+        env, budget = self.collector.environment, self.settings.budget
+        try:
+            tokens, visual = prompt_tokens(
+                sample, env.codec, env.encoder, env.view_maker, env.tools, self.settings.prompt
+            )
+        except (MediaError, ViewError) as error:
+            return str(error)
+        if tokens + self.settings.max_new_tokens > budget.max_context_tokens:
+            return (
+                f"its prompt has {tokens} tokens: with a turn of {self.settings.max_new_tokens} it "
+                f"exceeds limits.max_context_tokens={budget.max_context_tokens}"
+            )
+        if visual > budget.max_visual_tokens:
+            return (
+                f"its media take {visual} visual tokens of "
+                f"limits.max_visual_tokens={budget.max_visual_tokens}: lower limits.view_pixels"
+            )
+        return None
 
     def _generate(self) -> list[RolloutGroup]:
         trainer, collector, score = self._trainer, self.collector, self.score

@@ -43,7 +43,7 @@ class Modality(StrEnum):
 
 
 class Applicability(StrEnum):
-    """Whether a tool call helps with a sample; decided by evidence coverage (DESIGN 1.3)."""
+    """Whether a tool call helps with a sample, by evidence coverage (docs/method.md, 1.3)."""
 
     BENEFICIAL = "beneficial"
     NEUTRAL = "neutral"
@@ -72,7 +72,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The *expanded, clipped* evidence of DESIGN 1.3, never the raw annotation.
+    """The *expanded, clipped* evidence of docs/method.md, 1.3, never the raw annotation.
 
     Attributes:
         boxes: Evidence boxes of an image, in annotation order.
@@ -168,7 +168,7 @@ class Sample:
 
 
 class Provenance(StrEnum):
-    """Where tokens come from (DESIGN 1.2)."""
+    """Where tokens come from (docs/method.md, 1.2)."""
 
     PROMPT = "prompt"
     SAMPLED = "sampled"
@@ -295,7 +295,8 @@ class Sampling:
     Attributes:
         temperature: 0 is greedy decoding.
         max_new_tokens: Of one turn.
-        banned_ids: Ids that have probability 0 (placeholder and vision tokens, DESIGN 3).
+        banned_ids: Ids that have probability 0: placeholder and vision tokens
+            (docs/architecture.md).
         stop_ids: Ids that end a turn; the id that did is part of the sampled tokens.
     """
 
@@ -347,7 +348,7 @@ class CallRecord:
         frames: Frames returned, on the sample's grid; likewise.
         reason: Reason code of a refusal or failure.
         coercions: Arguments that were converted without loss.
-        by_gate: Written by the environment, not by the policy (DESIGN 1.2).
+        by_gate: Written by the environment, not by the policy (docs/method.md, 1.2).
     """
 
     turn: int
@@ -388,7 +389,7 @@ class Rollout:
 
     Attributes:
         contexts: One, or two where the original input was dropped (before and after).
-        drop_assigned: d_i of DESIGN 1.1: drawn before the rollout starts.
+        drop_assigned: d_i of docs/method.md, 1.1: drawn before the rollout starts.
         dropped: Whether the original input really left (a call succeeded).
         answers: The contents of all answer blocks of the last turn.
         num_turns: Assistant turns taken.
@@ -412,6 +413,11 @@ class Rollout:
     reward: float | None = None
     advantage: float | None = None
     error: str = ""
+
+    @property
+    def played(self) -> bool:
+        """Whether the policy had its say: else nothing about it can be scored."""
+        return self.termination is not Termination.ERROR and self.num_turns > 0
 
     @property
     def dropped(self) -> bool:

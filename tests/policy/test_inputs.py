@@ -8,7 +8,7 @@ from tiny import FAMILIES, random_context, tiny_model, tokenizer
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_equal_the_models_own_rope_index(family):
+def test_b15_positions_equal_the_models_own_rope_index(family):
     model = tiny_model(family)
     rng = np.random.default_rng(0)
     for turns in (1, 2, 3):

@@ -42,6 +42,7 @@ def make_rollout() -> Callable[..., Rollout]:
                 "sampling": Sampling(),
                 "termination": Termination.ANSWERED if answers else Termination.NO_ANSWER,
                 "answers": list(answers),
+                "num_turns": 1,
                 **changes,
             }
         )

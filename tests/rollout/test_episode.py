@@ -1,12 +1,20 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from reframe_vl.data.media import MediaError
 from reframe_vl.rollout.collector import Plan
 from reframe_vl.rollout.episode import REPEATED_NOTE, Budget
 from reframe_vl.tools.base import Reason, ToolImage, ToolResult
-from reframe_vl.types import CallStatus, ImageMedia, Provenance, Termination
+from reframe_vl.types import (
+    CallStatus,
+    ImageMedia,
+    Modality,
+    Provenance,
+    Termination,
+    VideoMedia,
+)
 from scripted import END, EngineError, ScriptedEngine, call, collector, sample
 from tiny import sampling, tokenizer
 
@@ -82,6 +90,49 @@ def test_a03_arguments_that_are_no_mapping_never_reach_the_tool():
         line = f'<tool_call>{{"name":"CropImage","arguments":{arguments}}}</tool_call>{END}'
         rollout = play(line, ANSWER, run_tool=lambda *_: pytest.fail("executed"))
         assert rollout.calls[0].reason == Reason.ARGUMENTS_NOT_MAPPING
+
+
+def test_b10_b25_sampled_ids_are_kept_where_their_text_would_be_tokenised_otherwise():
+    class Spelling(ScriptedEngine):
+        async def generate(self, session, context, sampling, seed):
+            turn = await super().generate(session, context, sampling, seed)
+            text = tokenizer().decode(turn.token_ids[:-1])
+            # One token a byte: the same text, other ids.
+            ids = [i for c in text for i in tokenizer()(c, add_special_tokens=False)["input_ids"]]
+            return dataclasses.replace(
+                turn, token_ids=(*ids, turn.token_ids[-1]), logprobs=(-0.5,) * (len(ids) + 1)
+            )
+
+    engine = Spelling("<answer>What digit is on the red square?</answer>" + END)
+    made = collector(engine)
+    [group] = made.collect([sample()], Plan(0, 1, sampling(max_new_tokens=64)))
+    made.loop.stop()
+    [span] = [s for s in group.rollouts[0].contexts[0].spans if s.trained]
+    again = tokenizer()(text(span), add_special_tokens=False)["input_ids"]
+    assert list(span.token_ids) != again
+    assert tokenizer().decode(again) == text(span)
+    assert group.rollouts[0].answers == ["What digit is on the red square?"]
+
+
+def test_a24_a_short_clip_says_how_many_frames_it_has_before_the_question():
+    class Clip(VideoMedia):
+        key, size, timestamps_s = "clip", (32, 32), (0.0, 1.0)
+
+        def look(self, frames, max_pixels):
+            return [np.full((32, 32, 3), 40 * f, np.uint8) for f in frames]
+
+    clip = dataclasses.replace(sample(), modality=Modality.VIDEO, media=Clip())
+    select = '{"name":"SelectFrames","arguments":{"frames":[1,2,3]}}'
+    engine = ScriptedEngine(f"<tool_call>{select}</tool_call>{END}", ANSWER)
+    made = collector(engine)
+    [group] = made.collect([clip], Plan(0, 1, sampling(max_new_tokens=64)))
+    made.loop.stop()
+    rollout = group.rollouts[0]
+    prompt, refused = (text(s) for s in rollout.contexts[0].spans[::2][:2])
+    assert rollout.calls[0].reason == Reason.OUT_OF_RANGE_FRAME
+    for words in (prompt, refused):
+        assert "0 to 1" in words
+    assert "<1.0 seconds>" in prompt
 
 
 def test_a21_a_streak_of_refusals_ends_the_rollout_and_failures_of_the_tool_do_not_count():

@@ -1,4 +1,4 @@
-"""GD-GRPO: group-relative policy optimisation with advantages in drop subgroups (DESIGN 1.1).
+"""GD-GRPO (docs/method.md, 1.1): group-relative optimisation, advantages in drop subgroups.
 
 With ``subgroups=False``, no drop and a reward of answer and validity alone it is outcome-based
 GRPO, the baseline. The step reads from top to bottom:
@@ -143,6 +143,7 @@ class GDGRPO(PolicyModule):
             )
             loss = loss + settings.kl_coef * penalty
             metrics |= kl_metrics
+        self.report_outliers(batch, scores.logprobs_T, self.flat(items, "sampler_logprobs"))
         metrics["loss_sum"] = loss.detach()
         if scores.entropy_T is not None:
             metrics["entropy_sum"] = scores.entropy_T.detach().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from reframe_vl.algorithms.batching import Counts
+from reframe_vl.algorithms.losses import locate_outliers
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.rollout.loader import RolloutLoader
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyModule(LightningModule, ABC):
@@ -152,6 +156,34 @@ class PolicyModule(LightningModule, ABC):
             yield self._reference.to(self.device)
 
     # ------------------------------------------------------------------ metrics
+
+    def report_outliers(
+        self,
+        batch: MicroBatch,
+        logprobs_T: Float[Tensor, "T"],
+        sampler_T: Float[Tensor, "T"],
+        threshold: float = 1.0,
+        most: int = 3,
+    ) -> None:
+        """Names the tokens on which engine and trainer disagree: a mean would hide a single one."""
+        outliers = locate_outliers(logprobs_T, sampler_T, threshold).tolist()
+        if not outliers:
+            return
+        tokens = [
+            t for item in batch.items for s in item.context.spans if s.trained for t in s.token_ids
+        ]
+        shown = ", ".join(
+            f"token {tokens[i]} at {i}: {logprobs_T[i].item():.3f} and {sampler_T[i].item():.3f}"
+            for i in outliers[:most]
+        )
+        logger.warning(
+            "Step %d: engine and trainer disagree on %d of %d log-probs by more than %g: %s",
+            batch.step,
+            len(outliers),
+            len(tokens),
+            threshold,
+            shown,
+        )
 
     def gather_metrics(self, metrics: dict[str, Tensor]) -> None:
         """Adds a micro-batch's sums and counts to the step's; ``*_max`` by their maximum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -63,6 +64,30 @@ class RecordSource:
             raise ValueError(f"{self.path} holds no usable record.")
         self._samples: list[Sample] = [r.to_sample(self.path.parent) for r in records]
 
+    def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
+        """Drops the samples that have a problem, and says how many and what the first one's is.
+
+        Raises:
+            ValueError: None is left.
+        """
+        problems = [problem_of(sample) for sample in self._samples]
+        bad = [i for i, problem in enumerate(problems) if problem]
+        if not bad:
+            return
+        first = self._samples[bad[0]].id
+        logger.warning(
+            "%s: %d of %d samples are left out; the first, %s: %s",
+            self.path,
+            len(bad),
+            len(problems),
+            first,
+            problems[bad[0]],
+        )
+        kept = zip(self._samples, problems, strict=True)
+        self._samples = [sample for sample, problem in kept if not problem]
+        if not self._samples:
+            raise ValueError(f"No sample of {self.path} is left: raise the limits.")
+
     def __len__(self) -> int:
         """Records."""
         return len(self._samples)
@@ -103,6 +128,12 @@ class SampleDataModule(LightningDataModule):
         positions = range(self.position + rank, self.position + count, world_size)
         self.position += count
         return [self.train[self._index(position)] for position in positions]
+
+    def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
+        """Drops samples of record files that have a problem, before the first step."""
+        for source in (self.train, self.evaluation):
+            if isinstance(source, RecordSource):
+                source.leave_out(problem_of)
 
     def evaluation_samples(self, limit: int | None = None) -> list[Sample]:
         """The first so many samples for evaluation."""

@@ -1,4 +1,4 @@
-"""Evidence arithmetic (DESIGN 1.3): expansion, coverage and applicability. Pure functions."""
+"""Evidence arithmetic (docs/method.md, 1.3): expansion, coverage, applicability; all pure."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class LabelledBox(_Model):
 
 
 class ExpandedEvidence(_Model):
-    """The evidence that everything but the builder uses (DESIGN 1.3).
+    """The evidence that everything but the builder uses (docs/method.md, 1.3).
 
     Attributes:
         version: The rules it was expanded by; ``evidence.EVIDENCE_VERSION``.

@@ -1,4 +1,6 @@
-"""Forced calls whose pixels alone differ: the evidence, a control, or nothing to see (DESIGN 1.6).
+"""Forced calls whose pixels alone differ: the evidence, a control, or nothing to see.
+
+What they measure is in docs/method.md, 1.6.
 
 The calls are the canonical ones of a sample's evidence, the same for every model and every arm.
 """

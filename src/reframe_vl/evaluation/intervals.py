@@ -1,4 +1,4 @@
-"""Confidence intervals of means over items: the hierarchical bootstrap of DESIGN 1.6."""
+"""Confidence intervals of means over items: the hierarchical bootstrap of docs/method.md, 1.6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measures of DESIGN 1.6, as terms of single items and as torchmetrics.
+"""The measures of docs/method.md, 1.6, as terms of single items and as torchmetrics.
 
 Each function gives one term an item, and the measure is the terms' mean: metrics average the
 same terms that intervals resample.

@@ -1,4 +1,4 @@
-"""The arms of DESIGN 1.6, played by one checkpoint on one set of items with greedy decoding."""
+"""The arms of docs/method.md, 1.6: one checkpoint, one set of items, greedy decoding."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Run:
 
 
 def results(policy: EvaluationResult, base: EvaluationResult | None = None) -> dict[str, Any]:
-    """The content of results.json for one checkpoint (DESIGN 6).
+    """The content of results.json for one checkpoint (docs/configuration.md).
 
     Every measure is ``{"value", "low", "high"}``, or null where an arm it needs was not played.
     """

@@ -90,21 +90,37 @@ class ViewMaker:
             ViewError: The image has an empty side.
         """
         height, width = image.shape[:2]
-        if not height or not width:
-            raise ViewError(f"An image of {width}x{height} pixels cannot be shown.")
+        new_height, new_width = self.fed_size(height, width, max_pixels)
         image = _limit_aspect_ratio(image)
-        height, width = image.shape[:2]
-        budget = min(max_pixels or self.max_pixels, self.max_pixels)
-        new_height, new_width = smart_resize(
-            height, width, self.factor, min(self.min_pixels, budget), budget
-        )
-        if (new_height, new_width) != (height, width):
+        if (new_height, new_width) != image.shape[:2]:
             resized = Image.fromarray(image).resize(
                 (new_width, new_height), Image.Resampling.BICUBIC
             )
             image = np.asarray(resized)
         grid = (1, new_height // self.patch_size, new_width // self.patch_size)
-        return View.of(image, grid, grid[1] * grid[2] // self.merge_size**2)
+        return View.of(image, grid, self.num_tokens(new_height, new_width))
+
+    def fed_size(self, height: int, width: int, max_pixels: int | None = None) -> tuple[int, int]:
+        """(height, width) at which an image of this size is fed.
+
+        Raises:
+            ViewError: A side is empty.
+        """
+        if not height or not width:
+            raise ViewError(f"An image of {width}x{height} pixels cannot be shown.")
+        shortest = -(-max(height, width) // MAX_ASPECT_RATIO)
+        budget = min(max_pixels or self.max_pixels, self.max_pixels)
+        return smart_resize(
+            max(height, shortest),
+            max(width, shortest),
+            self.factor,
+            min(self.min_pixels, budget),
+            budget,
+        )
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image that is fed at this size."""
+        return height * width // self.factor**2
 
     def patches(self, views: list[View]) -> npt.NDArray[np.float32]:
         """Normalises views and cuts them into patches, as the model's vision tower takes them.

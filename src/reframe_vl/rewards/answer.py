@@ -1,4 +1,4 @@
-"""R_ans of DESIGN 1.1: whether the answer is right."""
+"""R_ans of docs/method.md, 1.1: whether the answer is right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reframe_vl.rewards.choice import read_choice
 from reframe_vl.rewards.math_check import math_equal
 from reframe_vl.rewards.number import numbers_agree, read_number
 from reframe_vl.rewards.text import normalise, strip_lead_in, strip_markup
-from reframe_vl.types import Answer, Rollout, Sample, Termination
+from reframe_vl.types import Answer, Rollout, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ def answer_reward(rollout: Rollout, sample: Sample) -> float | None:
     The last answer block counts (several cost in ``validity``). None where the rollout failed for
     the infrastructure's sake, or where the reference itself cannot be read (logged, once).
     """
-    if rollout.termination is Termination.ERROR:
+    if not rollout.played:
         return None
     text = rollout.answers[-1] if rollout.answers else ""
     right = is_right(text, sample.answer, sample.options)

@@ -1,10 +1,10 @@
-"""R_call of DESIGN 1.1: whether calling a tool was the right thing to do with this sample."""
+"""R_call of docs/method.md, 1.1: whether calling a tool was the right thing to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reframe_vl.types import Applicability, CallStatus, Rollout, Sample, Termination
+from reframe_vl.types import Applicability, CallStatus, Rollout, Sample
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def call_reward(rollout: Rollout, sample: Sample, table: CallTable | None = None
     on the tool's side, nothing can be said: None, as without a label. Calls that the gate wrote
     are not the policy's.
     """
-    if sample.applicability is None or rollout.termination is Termination.ERROR:
+    if sample.applicability is None or not rollout.played:
         return None
     value = (table or CallTable())[sample.applicability]
     statuses = {call.status for call in rollout.calls if not call.by_gate}

@@ -1,4 +1,4 @@
-"""R_obs of DESIGN 1.1: whether the policy looked at the evidence."""
+"""R_obs of docs/method.md, 1.1: whether the policy looked at the evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 
-from reframe_vl.types import Modality, Rollout, Sample, Termination
+from reframe_vl.types import Modality, Rollout, Sample
 
 
 def pairwise_iou(
@@ -71,7 +71,7 @@ def grounding_reward(rollout: Rollout, sample: Sample) -> float | None:
     Calls that the gate wrote are not the policy's. None where the sample has no evidence of its
     modality: the term is then omitted.
     """
-    if sample.evidence is None or rollout.termination is Termination.ERROR:
+    if sample.evidence is None or not rollout.played:
         return None
     calls = [call for call in rollout.calls if call.succeeded and not call.by_gate]
     match sample.modality:

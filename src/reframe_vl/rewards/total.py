@@ -1,4 +1,4 @@
-"""The reward of DESIGN 1.1: ``R = R_ans + w_call f(p) R_call + lambda_obs R_obs - R_pen``."""
+"""``R = R_ans + w_call f(p) R_call + lambda_obs R_obs - R_pen`` of docs/method.md, 1.1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reframe_vl.rewards.call import CallTable, call_reward
 from reframe_vl.rewards.grounding import grounding_reward
 from reframe_vl.rewards.validity import ValidityWeights, validity_penalty
 from reframe_vl.schedules import call_decay
-from reframe_vl.types import Rollout, Sample, Termination
+from reframe_vl.types import Rollout, Sample
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,11 @@ def score(
     Returns:
         ``{"answer", "call", "grounding", "penalty"}`` and R.
     """
-    failed = rollout.termination is Termination.ERROR
     components = {
         "answer": answer_reward(rollout, sample),
         "call": call_reward(rollout, sample, weights.call_table),
         "grounding": grounding_reward(rollout, sample),
-        "penalty": None if failed else validity_penalty(rollout, weights.validity),
+        "penalty": validity_penalty(rollout, weights.validity) if rollout.played else None,
     }
     if components["answer"] is None:
         return components, None

@@ -1,4 +1,4 @@
-"""R_pen of DESIGN 1.1: what an output that breaks the rules of the game costs."""
+"""R_pen of docs/method.md, 1.1: what an output that breaks the rules of the game costs."""
 
 from __future__ import annotations
 

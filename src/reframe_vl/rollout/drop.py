@@ -1,4 +1,4 @@
-"""Ground drop: which rollouts of a group lose the original visual input (DESIGN 1.1)."""
+"""Ground drop: which rollouts of a group lose the original visual input (docs/method.md, 1.1)."""
 
 from __future__ import annotations
 

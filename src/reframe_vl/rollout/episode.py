@@ -87,8 +87,8 @@ class Episode:
     """One episode on one sample, from its prompt to its termination.
 
     Attributes:
-        drop: d_i of DESIGN 1.1: whether the original visual input leaves the context after the
-            first successful call.
+        drop: d_i of docs/method.md, 1.1: whether the original visual input leaves the context
+            after the first successful call.
         forced: Arguments of calls that the environment writes before the policy's first turn,
             with the tool that takes them.
     """

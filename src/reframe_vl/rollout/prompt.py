@@ -9,6 +9,7 @@ from reframe_vl.policy.views import ViewMaker
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.tools.base import Scene, Tool
 from reframe_vl.tools.codec import Codec
+from reframe_vl.tools.select_frames import frame_range
 from reframe_vl.types import Part, Provenance, Quoted, Sample, Span, VideoMedia, View
 
 
@@ -39,6 +40,7 @@ class PromptSettings:
         min_side: Shortest side of a region that can be cropped, in original pixels.
         max_frames: Most frames that one call may select.
         reorder_reversed: Put reversed boxes in order instead of refusing them.
+        frame_hint: Say before a video's question which frames there are to select.
     """
 
     system: str = ""
@@ -48,6 +50,7 @@ class PromptSettings:
     min_side: float = 2.0
     max_frames: int = 8
     reorder_reversed: bool = False
+    frame_hint: bool = True
 
 
 def build_prompt(
@@ -64,7 +67,6 @@ def build_prompt(
         MediaError: The media cannot be read.
     """
     media_parts, fed = _media_parts(sample, view_maker, settings)
-    question = Quoted(_question_text(sample))
     usable = [tool for tool in tools if tool.modality is sample.modality]
     system = codec.system_text(settings.system, usable if settings.show_tools else [])
     scene = Scene.of(
@@ -75,11 +77,44 @@ def build_prompt(
         max_frames=settings.max_frames,
         reorder_reversed=settings.reorder_reversed,
     )
+    question = Quoted(_question_text(scene, sample, settings))
     return Prompt(
         full=encoder.span(codec.prompt(system, [*media_parts, question]), Provenance.PROMPT),
         text_only=encoder.span(codec.prompt(system, [question]), Provenance.PROMPT),
         scene=scene,
     )
+
+
+def prompt_tokens(
+    sample: Sample,
+    codec: Codec,
+    encoder: Encoder,
+    view_maker: ViewMaker,
+    tools: Sequence[Tool],
+    settings: PromptSettings,
+) -> tuple[int, int]:
+    """Expanded tokens, and visual tokens among them, of a sample's prompt.
+
+    From the media's size alone: no pixels are read, so that a whole data set can be checked.
+
+    Raises:
+        MediaError: The size cannot be read.
+    """
+    media = sample.media
+    width, height = media.size
+    if isinstance(media, VideoMedia):
+        budget, marks = settings.frame_pixels, [timestamp(t) for t in media.timestamps_s]
+    else:
+        budget, marks = settings.view_pixels, [""]
+    one = view_maker.num_tokens(*view_maker.fed_size(height, width, budget))
+    usable = [tool for tool in tools if tool.modality is sample.modality]
+    system = codec.system_text(settings.system, usable if settings.show_tools else [])
+    words: list[Part] = [Quoted(mark) for mark in marks if mark]
+    scene = Scene.of(sample, codec.frame, (0, 0), max_frames=settings.max_frames)
+    text = codec.prompt(system, [*words, Quoted(_question_text(scene, sample, settings))])
+    # Each image also has its two vision tags.
+    visual = one * len(marks)
+    return len(encoder.span(text, Provenance.PROMPT)) + visual + 2 * len(marks), visual
 
 
 def timestamp(seconds: float) -> str:
@@ -111,6 +146,7 @@ def _size(view: View, view_maker: ViewMaker) -> tuple[int, int]:
     return width * view_maker.patch_size, height * view_maker.patch_size
 
 
-def _question_text(sample: Sample) -> str:
+def _question_text(scene: Scene, sample: Sample, settings: PromptSettings) -> str:
+    hint = f"{frame_range(scene)}\n" if scene.num_frames and settings.frame_hint else ""
     lettered = [f"\n{chr(65 + i)}. {text}" for i, text in enumerate(sample.options)]
-    return sample.question + "".join(lettered)
+    return hint + sample.question + "".join(lettered)

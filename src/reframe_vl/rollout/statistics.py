@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from reframe_vl.types import CallStatus, RolloutGroup, Termination
 
 
@@ -13,9 +15,11 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
     Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``call_rate``
     (rollouts with a successful call), ``parse_rate`` (proposed calls that were valid; 1 without
-    any), ``dead_groups`` (groups whose advantages are all 0), ``dropped`` (rollouts that lost their
-    original input), ``sampled_tokens``, ``visual_tokens``, ``turns``, ``termination/…``,
-    ``refused/…`` (calls a rollout), ``coercions`` (calls whose arguments were converted).
+    any), ``dead_groups`` (groups whose advantages are all 0), ``not_scorable`` (rollouts without a
+    reward), ``blank_views`` (first views of one colour), ``dropped`` (rollouts that lost their
+    original input), ``sampled_tokens``, ``visual_tokens``, ``turns``, ``coercions`` (calls whose
+    arguments were converted), ``termination/…`` and ``refused/…`` (shares of rollouts, and calls a
+    rollout).
     """
     rollouts = [r for group in groups for r in group.rollouts]
     if not rollouts:
@@ -36,6 +40,9 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         not any(rollout.advantage for rollout in group.rollouts) for group in groups
     ) / len(groups)
     result["not_scorable"] = sum(r.reward is None for r in rollouts) / count
+    views = [r.contexts[0].views[0] for r in rollouts if r.contexts and r.contexts[0].views]
+    blank = sum(v.pixels is not None and not np.ptp(v.pixels, axis=(0, 1)).any() for v in views)
+    result["blank_views"] = blank / len(views) if views else 0.0
     result["dropped"] = sum(r.dropped for r in rollouts) / count
     result["sampled_tokens"] = sum(r.num_sampled for r in rollouts) / count
     result["visual_tokens"] = sum(r.num_visual_tokens for r in rollouts) / count

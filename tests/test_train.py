@@ -1,0 +1,124 @@
+"""The main job from its config to its results, in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from reframe_vl.policy.score import score
+from reframe_vl.rollout.store import RolloutStore
+from reframe_vl.runs import register_resolvers
+from reframe_vl.training import _load, train
+from reframe_vl.types import CallStatus, Provenance
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+register_resolvers()
+
+
+def composed(run, *overrides):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", [f"paths.run_dir={run}", "num_threads=1", *overrides])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short run of the default experiment from a shipped base."""
+    run = tmp_path_factory.mktemp("run")
+    cfg = composed(
+        run,
+        "experiment=gdgrpo_spatial",
+        "steps=3",
+        "trainer.accumulate_grad_batches=2",
+        "data.evaluation_size=16",
+        "evaluation.every=3",
+        "evaluation.items=8",
+        "callbacks.rollout_log.pictures_every=1",
+        "callbacks.checkpoint.every_n_epochs=3",
+    )
+    return run, cfg, train(cfg)
+
+
+def test_a_run_leaves_what_the_documentation_promises(finished):
+    run, _, report = finished
+    assert json.loads((run / "results.json").read_text()) == report
+    arms = {"tools", "no_tools", "dropped", "conflict", "true", "random", "blank"}
+    assert arms <= set(report["accuracy"])
+    measures = {"tool_gain", "tool_gain_vs_base", "gain", "harm", "observation_dependence"}
+    for entry in [report["accuracy"]["tools"], *(report[name] for name in measures)]:
+        assert entry.keys() == {"value", "low", "high"}
+        assert entry["low"] <= entry["value"] <= entry["high"]
+    assert report["items"] == 16
+    assert report["base"]["accuracy"]["tools"]["value"] >= 0
+    steps = [json.loads(line)["step"] for line in (run / "curve.jsonl").open()]
+    assert steps == [0, 3]
+    assert OmegaConf.load(run / "config.yaml").steps == 3
+
+
+def test_tensorboard_has_components_pictures_and_transcripts(finished):
+    board = EventAccumulator(str(finished[0] / "tensorboard"))
+    board.Reload()
+    tags = board.Tags()
+    wanted = {
+        "rollouts/reward",
+        "rollouts/reward/answer",
+        "rollouts/reward/grounding",
+        "rollouts/reward/call",
+        "rollouts/reward/penalty",
+        "rollouts/call_rate",
+        "rollouts/parse_rate",
+        "rollouts/dead_groups",
+        "reward_weight/call",
+        "train/entropy",
+        "train/sampler_gap_max",
+        "health/alarm",
+        "val/accuracy/tools",
+    }
+    assert wanted <= set(tags["scalars"])
+    assert "rollouts/0" in tags["images"]
+    assert len(board.Scalars("rollouts/reward")) == 3
+
+
+def test_every_rollout_reads_back_and_its_logprobs_are_the_trainers(finished):
+    run, cfg, _ = finished
+    store = RolloutStore(run / "rollouts")
+    assert store.steps() == [0, 1, 2]
+    # The first step's sampler was the base itself.
+    from hydra.utils import instantiate
+
+    base = instantiate(cfg.model)
+    groups = store.read(0)
+    rollouts = [r for g in groups for r in g.rollouts]
+    assert len(rollouts) == 16 * 8
+    # Several turns, drops and refused calls are all among them.
+    assert max(r.num_turns for r in rollouts) > 1
+    assert any(r.dropped for r in rollouts)
+    assert any(c.status is CallStatus.REFUSED for r in rollouts for c in r.calls)
+    contexts = [c for r in rollouts for c in r.contexts]
+    with base.model.inference():
+        found = score(base.model, contexts, rollouts[0].sampling).logprobs_T
+    sampled = [
+        value
+        for context in contexts
+        for span in context.spans
+        if span.provenance is Provenance.SAMPLED and not span.carried
+        for value in span.logprobs
+    ]
+    torch.testing.assert_close(found, torch.tensor(sampled), atol=1e-4, rtol=0)
+
+
+def test_checkpoints_of_all_three_kinds_load_as_the_same_policy(finished):
+    run, cfg, _ = finished
+    [checkpoint] = (run / "checkpoints").glob("*.ckpt")
+    weights = [
+        dict(_load(cfg, path).model.named_parameters())
+        for path in (run, run / "policy", checkpoint)
+    ]
+    for name, parameter in weights[0].items():
+        assert torch.equal(parameter, weights[1][name]), name
+        assert torch.equal(parameter, weights[2][name]), name
+    with pytest.raises(FileNotFoundError, match="run directory"):
+        _load(cfg, run / "nothing")
