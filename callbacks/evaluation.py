@@ -81,6 +81,7 @@ class EvaluationCallback(Callback):
         with self.file.open("a") as stream:
             stream.write(json.dumps({"step": step, **numbers}) + "\n")
         for board in trainer.loggers:
-            board.log_metrics({f"val/{k}": v for k, v in numbers.items()}, step=step)
+            # At the step that has just ended, so that a resume from its checkpoint keeps it.
+            board.log_metrics({f"val/{k}": v for k, v in numbers.items()}, step=max(step - 1, 0))
         shown = "  ".join(f"{name} {value:.2f}" for name, value in numbers.items())
         logger.info("After step %d on %d items: %s", step, played.num_items, shown)

@@ -45,7 +45,7 @@ class GracefulStop(Callback):
         """Saves after the step's last update, then ends training."""
         if self.received is None:
             return
-        path = self.folder / f"step_{trainer.current_epoch + 1:06d}.ckpt"
+        path = self.folder / f"step_{trainer.current_epoch:06d}.ckpt"
         if not path.exists():
             trainer.save_checkpoint(path)
         trainer.should_stop = True
@@ -53,7 +53,7 @@ class GracefulStop(Callback):
             "%s: saved %s after step %d. To go on: %s",
             self.received.name,
             path,
-            trainer.current_epoch + 1,
+            trainer.current_epoch,
             self.resume_hint,
         )
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -114,8 +115,16 @@ def test_g14_a_signal_saves_after_the_step_and_says_how_to_go_on(model, undistur
     process.communicate(timeout=120)
     assert process.returncode == 0
     log = next(tmp_path.glob("*/*/train.log")).read_text()
-    [hint] = re.findall(r"resume=\S+", log)
-    result = launch(model, tmp_path, hint)
+    # The hint is the whole command: overrides and all.
+    [hint] = re.findall(r"python (src/train\.py .*resume=\S+)", log)
+    result = subprocess.run(
+        [sys.executable, *shlex.split(hint)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
     assert result.returncode == 0, result.stderr
     assert kept_files(the_run(tmp_path)) == kept_files(undisturbed)
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import logging
 import re
+import shlex
 import zipfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 import yaml
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -39,6 +41,7 @@ def register_resolvers() -> None:
     """Lets configs ask for their run directory and for the shipped base checkpoints."""
     # Cached, since every look at the config must give the same time stamp.
     OmegaConf.register_new_resolver("run_dir", run_directory, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("resume_command", resume_command, replace=True)
     OmegaConf.register_new_resolver("mini_base", _mini_base, replace=True)
 
 
@@ -69,6 +72,13 @@ def run_directory(
         return str(found)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     return str(folder / "_".join([stamp, *_summary(own)]))
+
+
+def resume_command(run: str) -> str:
+    """The command that goes on with a run: what started it, overrides included."""
+    own = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    kept = [o for o in own if not o.startswith(_RUN_KEYS)]
+    return shlex.join(["python", "src/train.py", *kept, f"resume={run}"])
 
 
 def check(cfg: DictConfig) -> None:

@@ -78,7 +78,7 @@ def _loggers(cfg: DictConfig, checkpoint: Path | None) -> list[Any]:
     purge: dict[str, Any] = {}
     if checkpoint is not None:
         state = torch.load(checkpoint, map_location="cpu", weights_only=False)
-        purge = {"purge_step": state["global_step"]}
+        purge = {"purge_step": state["epoch"] + 1}
     return [instantiate(node, **purge) for node in cfg.logger.values()]
 
 

@@ -211,6 +211,8 @@ class PolicyModule(LightningModule, ABC):
         means["tokens"] = tokens
         means.pop("sampler_gap_argmax", None)
         means.pop("kl_gap_argmax", None)
+        # The horizontal axis of every curve: optimiser updates would stretch it where U > 1.
+        self.log("step", float(self.step))
         self.log_dict(
             {f"train/{name}": value.float() for name, value in means.items()},
             batch_size=1,
