@@ -32,7 +32,7 @@ def test_a_base_loads_with_transformers_own_classes(index):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = codec_for("qwen3_vl", compact=True).render_call("CropImage", {"bbox_2d": [0, 0, 125, 5]})
     assert tokenizer(text)["input_ids"] == build_tokenizer()(text)["input_ids"]
-    assert tokenizer.chat_template == CHAT_TEMPLATE.rstrip("\n")
+    assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
 @pytest.mark.parametrize("index", BASES)
@@ -83,7 +83,7 @@ def test_a_base_uses_its_tool_weakly(index):
     writer = LessonWriter(codec_for("qwen3_vl", compact=True), encoder, model.view_maker)
     figures = measure(model, writer, MiniWorld(), num_scenes=128)
     assert 0.3 < figures.call_rate < 0.7
-    assert figures.bad_turn_rate < 0.05
+    assert figures.bad_turn_rate < 0.1
     assert figures.sampled_iou < 0.5
     assert 0.4 < figures.no_tool_accuracy < 0.75
     assert figures.oracle_dropped_accuracy > 0.85

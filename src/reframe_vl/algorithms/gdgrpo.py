@@ -119,7 +119,7 @@ class GDGRPO(PolicyModule):
             [item.context for item in items],
             batch.sampling,
             entropy=settings.entropy,
-            max_padded_tokens=self.max_padded_tokens,
+            max_tokens=self.max_forward_tokens,
         )
         weights_T = self.flat(items, "weights")
         loss, metrics = policy_gradient_loss(
@@ -188,7 +188,7 @@ class GDGRPO(PolicyModule):
             model,
             [item.context for item in items],
             batch.sampling,
-            max_padded_tokens=self.max_padded_tokens,
+            max_tokens=self.max_forward_tokens,
         )
         for item, logprobs in zip(items, scores.per_context(), strict=True):
             setattr(item, name, logprobs.cpu().numpy())

@@ -33,7 +33,7 @@ class PolicyModule(LightningModule, ABC):
         policy: The loaded policy.
         optimizer: Makes the optimiser from parameters.
         scheduler: Makes a learning-rate scheduler from the optimiser, stepped once an update.
-        max_padded_tokens: Bound of one forward in ``policy.score``.
+        max_forward_tokens: Bound of one forward in ``policy.score``.
         lag: Optimiser steps by which rollouts may be older than the policy.
     """
 
@@ -42,14 +42,14 @@ class PolicyModule(LightningModule, ABC):
         policy: Policy,
         optimizer: Callable[..., Optimizer],
         scheduler: Callable[[Optimizer], Any] | None = None,
-        max_padded_tokens: int = 16384,
+        max_forward_tokens: int = 16384,
         lag: int = 0,
     ) -> None:
         """Takes the policy over."""
         super().__init__()
         self.policy = policy.model
         self.components = policy
-        self.max_padded_tokens = max_padded_tokens
+        self.max_forward_tokens = max_forward_tokens
         self.engine_is_trainer = True
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._lag = lag

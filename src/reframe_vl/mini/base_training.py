@@ -75,7 +75,7 @@ WEAKENING = Stage(
         direct=0.45,
         look=0.44,
         dropped=0.08,
-        # Some captions have to stay: without them the model forgets where things are for good.
+        # A few stay, so that reinforcement learning can bring locating back.
         caption=0.03,
         exact=0.0,
         jittered=0.1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from reframe_vl.policy import prefix_tree
+from reframe_vl.policy.forest import Forest
 from reframe_vl.policy.inputs import ExpandedContext, expand
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.types import Context, Sampling, View
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,12 @@ class VisionLanguageModel(nn.Module):
         # Older releases have no deep-stack argument: features handed to it would be lost.
         forward = inspect.signature(self.language_model.forward).parameters
         self._takes_deepstack = "deepstack_visual_embeds" in forward
+        self.shares_prefixes = prefix_tree.install(self.language_model)
+        if not self.shares_prefixes:
+            logger.warning(
+                "The layers of %s are not known to prefix_tree: contexts are scored one a row.",
+                type(self.language_model).__name__,
+            )
 
     @property
     def base(self) -> nn.Module:
@@ -212,6 +223,21 @@ class VisionLanguageModel(nn.Module):
         output = language_model(inputs_embeds=embeds, position_ids=batch.positions, **kwargs)
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def forest_states(
+        self, forest: Forest, features: VisualFeatures | None
+    ) -> Float[Tensor, "T hidden"]:
+        """Runs the decoder on packed contexts, each shared prefix once."""
+        device = self.device
+        batch = Batch(
+            torch.from_numpy(forest.token_ids).to(device)[None],
+            torch.from_numpy(forest.positions).to(device)[:, None],
+            [len(forest)],
+            torch.from_numpy(forest.image_mask).to(device)[None],
+            forest.views,
+        )
+        layout = {prefix_tree.LAYOUT: prefix_tree.Layout.of(forest, device)}
+        return self.hidden_states(batch, features, **layout)[0]
 
     def head(self, hidden: Float[Tensor, "N hidden"]) -> Float[Tensor, "N V"]:
         """Float32 logits."""

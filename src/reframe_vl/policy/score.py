@@ -1,6 +1,7 @@
 """Log-probabilities of trained tokens: the one function that scores policy, reference, teachers.
 
-Plain form: one row a context, each image encoded once, logits only at trained positions.
+Each image is encoded once, each shared prefix runs once, and logits are computed only at trained
+positions.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from reframe_vl.policy.forest import plant
 from reframe_vl.policy.inputs import ExpandedContext
-from reframe_vl.policy.model import VisionLanguageModel, sampling_log_probs
+from reframe_vl.policy.model import VisionLanguageModel, VisualFeatures, sampling_log_probs
 from reframe_vl.types import Context, Sampling
 
 
@@ -44,18 +46,19 @@ def score(
     sampling: Sampling,
     *,
     entropy: bool = False,
-    max_padded_tokens: int = 16384,
+    share_prefixes: bool = True,
+    max_tokens: int = 16384,
     logits_chunk: int = 4096,
 ) -> Scores:
     """Scores the trained tokens of contexts under the distribution they were drawn from.
 
     Args:
         model: Any model of the family; gradients flow if the caller lets them.
-        contexts: What the policy saw.
+        contexts: What the policy saw; those that share a prefix should be neighbours.
         sampling: Temperature and banned ids, applied as the sampler applied them.
         entropy: Also compute the entropy at each trained token.
-        max_padded_tokens: A forward takes at most so many tokens, padding included (a single
-            longer row goes alone).
+        share_prefixes: Run each shared prefix once; off, one padded row a context.
+        max_tokens: A forward takes at most so many tokens (a longer context goes alone).
         logits_chunk: Positions whose logits are held at once.
 
     Returns:
@@ -63,39 +66,89 @@ def score(
     """
     rows = [model.expand(context) for context in contexts]
     counts = [len(row.trained) for row in rows]
-    features = model.encode(
-        [view for row, n in zip(rows, counts, strict=True) if n for _, view in row.blocks]
-    )
-    pieces: dict[int, tuple[Tensor, Tensor | None]] = {}
-    for members in _bins([len(row.token_ids) for row in rows], counts, max_padded_tokens):
-        batch = model.batch([rows[i] for i in members])
-        hidden = model.hidden_states(batch, features)
-        where, targets = _trained_positions([rows[i] for i in members], hidden.device)
-        chosen = hidden[where[0], where[1]]
-        logprobs, entropies = _token_scores(model, chosen, targets, sampling, entropy, logits_chunk)
-        sizes = [counts[i] for i in members]
-        split_entropy: Sequence[Tensor | None] = (
-            [None] * len(sizes) if entropies is None else entropies.split(sizes)
+    used = [i for i, count in enumerate(counts) if count]
+    features = model.encode([view for i in used for _, view in rows[i].blocks])
+    shared = share_prefixes and model.shares_prefixes
+    bins = _neighbours(rows, used, max_tokens) if shared else _padded(rows, used, max_tokens)
+    pieces: dict[int, tuple[Tensor, Tensor]] = {}
+    for members in bins:
+        chosen = [rows[i] for i in members]
+        hidden = (_forest_states if shared else _row_states)(model, chosen, features)
+        targets = np.concatenate([row.token_ids[row.trained] for row in chosen])
+        logprobs, entropies = _token_scores(
+            model,
+            hidden,
+            torch.from_numpy(targets).to(hidden.device),
+            sampling,
+            entropy,
+            logits_chunk,
         )
-        for i, part, ent in zip(members, logprobs.split(sizes), split_entropy, strict=True):
-            pieces[i] = (part, ent)
-    order = sorted(pieces)
-    if not order:
-        empty = torch.zeros(0, device=model.device)
-        return Scores(empty, empty.clone() if entropy else None, counts)
+        sizes = [counts[i] for i in members]
+        parts = zip(logprobs.split(sizes), entropies.split(sizes), strict=True)
+        pieces |= dict(zip(members, parts, strict=True))
+    empty = torch.zeros(0, device=model.device)
     return Scores(
-        torch.cat([pieces[i][0] for i in order]),
-        torch.cat([e for i in order if (e := pieces[i][1]) is not None]) if entropy else None,
+        torch.cat([pieces[i][0] for i in used]) if used else empty,
+        (torch.cat([pieces[i][1] for i in used]) if used else empty) if entropy else None,
         counts,
     )
 
 
-def _bins(lengths: list[int], counts: list[int], max_padded_tokens: int) -> Iterator[list[int]]:
-    """Rows with something to train, longest first, so that neighbours need little padding."""
+# ------------------------------------------------------------------ states that predict
+
+
+def _forest_states(
+    model: VisionLanguageModel, rows: Sequence[ExpandedContext], features: VisualFeatures | None
+) -> Float[Tensor, "N hidden"]:
+    """Hidden states before the trained tokens, each shared prefix computed once."""
+    forest = plant(rows)
+    states = model.forest_states(forest, features)
+    before = [where[row.trained - 1] for row, where in zip(rows, forest.where, strict=True)]
+    return states[torch.from_numpy(np.concatenate(before)).to(states.device)]
+
+
+def _row_states(
+    model: VisionLanguageModel, rows: Sequence[ExpandedContext], features: VisualFeatures | None
+) -> Float[Tensor, "N hidden"]:
+    """The same from one padded row a context."""
+    states = model.hidden_states(model.batch(rows), features)
+    index = np.concatenate([np.full(len(row.trained), i) for i, row in enumerate(rows)])
+    before = np.concatenate([row.trained - 1 for row in rows])
+    where = torch.from_numpy(np.stack([index, before])).to(states.device)
+    return states[where[0], where[1]]
+
+
+def _neighbours(
+    rows: Sequence[ExpandedContext], used: Sequence[int], max_tokens: int
+) -> Iterator[list[int]]:
+    """Contexts in order, cut where what they do not share with the one before is too much."""
     members: list[int] = []
-    for i in sorted((i for i, n in enumerate(counts) if n), key=lambda i: -lengths[i]):
+    total = 0
+    for i in used:
+        ids = rows[i].token_ids
+        new = len(ids)
+        if members:
+            last = rows[members[-1]].token_ids
+            both = min(len(ids), len(last))
+            differs = np.flatnonzero(ids[:both] != last[:both])
+            new -= int(differs[0]) if len(differs) else both
+        if members and total + new > max_tokens:
+            yield members
+            members, total, new = [], 0, len(ids)
+        members.append(i)
+        total += new
+    if members:
+        yield members
+
+
+def _padded(
+    rows: Sequence[ExpandedContext], used: Sequence[int], max_tokens: int
+) -> Iterator[list[int]]:
+    """Longest first, so that neighbours need little padding."""
+    members: list[int] = []
+    for i in sorted(used, key=lambda i: -len(rows[i].token_ids)):
         # The first member is the longest: it sets the width.
-        if members and lengths[members[0]] * (len(members) + 1) > max_padded_tokens:
+        if members and len(rows[members[0]].token_ids) * (len(members) + 1) > max_tokens:
             yield members
             members = []
         members.append(i)
@@ -103,15 +156,7 @@ def _bins(lengths: list[int], counts: list[int], max_padded_tokens: int) -> Iter
         yield members
 
 
-def _trained_positions(
-    rows: list[ExpandedContext], device: torch.device
-) -> tuple[Int[Tensor, "2 N"], Int[Tensor, "N"]]:
-    """Where the hidden states that predict the trained tokens are, and those tokens."""
-    row = np.concatenate([np.full(len(r.trained), i) for i, r in enumerate(rows)])
-    column = np.concatenate([r.trained for r in rows])
-    targets = np.concatenate([r.token_ids[r.trained] for r in rows])
-    where = torch.from_numpy(np.stack([row, column - 1])).to(device)
-    return where, torch.from_numpy(targets).to(device)
+# ------------------------------------------------------------------ logits
 
 
 def _token_scores(
@@ -121,26 +166,27 @@ def _token_scores(
     sampling: Sampling,
     entropy: bool,
     chunk: int,
-) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"] | None]:
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """Log-probabilities, and entropies (zeros unless asked for), a chunk at a time."""
+
     def piece(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         table = sampling_log_probs(model.head(states), sampling)
         picked = table.gather(-1, ids[:, None])[:, 0]
         if not entropy:
-            return picked, picked.new_zeros(0)
-        # Banned ids have no probability: their finite log-values must not enter the sum.
-        probs = table.exp()
-        if sampling.banned_ids:
-            banned = torch.tensor(sampling.banned_ids, device=probs.device)
-            probs = probs.index_fill(-1, banned, 0.0)
-        return picked, -(probs * table).sum(-1)
+            return picked, picked.new_zeros(len(ids))
+        with torch.no_grad():
+            # Banned ids have no probability: their finite log-values must not enter the sum.
+            probs = table.exp()
+            if sampling.banned_ids:
+                banned = torch.tensor(sampling.banned_ids, device=probs.device)
+                probs = probs.index_fill(-1, banned, 0.0)
+            entropies = -(probs * table).sum(-1)
+        return picked, entropies
 
-    many = len(targets) > chunk
+    # A large vocabulary's logits outweigh everything else: recompute them when backing up.
+    recompute = len(targets) > chunk and torch.is_grad_enabled()
     results = [
-        # A large vocabulary's logits outweigh everything else: recompute them when backing up.
-        checkpoint(piece, h, t, use_reentrant=False)
-        if many and torch.is_grad_enabled()
-        else piece(h, t)
+        checkpoint(piece, h, t, use_reentrant=False) if recompute else piece(h, t)
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    logprobs = torch.cat([r[0] for r in results])
-    return logprobs, torch.cat([r[1] for r in results]) if entropy else None
+    return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])

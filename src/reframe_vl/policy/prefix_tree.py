@@ -1,0 +1,261 @@
+"""Runs a model's own forward on a forest: each shared prefix is computed once (docs/method.md, 3).
+
+Attention and Gated-DeltaNet layers fork at the end of a prefix; everything else in a decoder works
+token by token and never notices. It is one ordinary forward, so gradient checkpointing, adapters
+and sharded parameters work as they do without it. The layout travels as a keyword argument of the
+decoder's forward; without one, layers do what they always did.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from reframe_vl.policy.forest import Forest, Node
+
+NAME = "prefix_tree"
+LAYOUT = "prefix_tree_layout"
+"""The keyword argument by which a layout reaches the layers."""
+
+_MAX_PADDING = 0.25
+"""Nodes that run together may be padded by this share of their tokens."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Nodes of one depth and path length that run as a batch, padded on the right.
+
+    Attributes:
+        nodes: Their indices in the forest.
+        own: Packed indices of their tokens, shape (N, C); padding repeats the last one.
+        path: Packed indices of their ancestors' tokens, shape (N, L).
+        valid: Which of ``own`` are no padding.
+        mask: What each query sees of path and own tokens, shape (C, L + C); None where L is 0.
+        parents: The parents' indices; -1 for roots.
+    """
+
+    nodes: tuple[int, ...]
+    own: Int[Tensor, "N C"]
+    path: Int[Tensor, "N L"]
+    valid: Bool[Tensor, "N C"]
+    mask: Bool[Tensor, "C LC"] | None
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a forest's layers run.
+
+    Attributes:
+        buckets: Parents before children.
+        order: For each packed token, its place in the buckets' valid tokens, one after the other.
+    """
+
+    buckets: tuple[Bucket, ...]
+    order: Int[Tensor, "T"]
+
+    @classmethod
+    def of(cls, forest: Forest, device: torch.device) -> Layout:
+        """Groups a forest's nodes into buckets."""
+        buckets = tuple(_bucket(forest, members, device) for members in _buckets(forest))
+        flat = torch.cat([bucket.own[bucket.valid] for bucket in buckets])
+        order = torch.empty_like(flat)
+        order[flat] = torch.arange(len(flat), device=device)
+        return cls(buckets, order)
+
+
+def install(language_model: nn.Module) -> bool:
+    """Prepares a decoder for layouts; False where a layer of it is not known."""
+    if language_model.config._attn_implementation == NAME:  # type: ignore[union-attr]
+        return True
+    layers = list(language_model.layers)  # type: ignore[arg-type]
+    if not all(hasattr(layer, "self_attn") or hasattr(layer, "linear_attn") for layer in layers):
+        return False
+    if language_model.config._attn_implementation != "sdpa":  # type: ignore[union-attr]
+        return False
+    language_model.config._attn_implementation = NAME  # type: ignore[union-attr]
+    for layer in layers:
+        if hasattr(layer, "linear_attn"):
+            _fork_linear_attention(layer.linear_attn)
+    return True
+
+
+# ------------------------------------------------------------------ layout
+
+
+def _buckets(forest: Forest) -> Iterator[list[int]]:
+    groups: dict[tuple[int, int, bool], list[int]] = {}
+    for index, node in enumerate(forest.nodes):
+        groups.setdefault((node.depth, node.path, node.leaf), []).append(index)
+    for (_, _, leaf), members in sorted(groups.items()):
+        members.sort(key=lambda i: -forest.nodes[i].length)
+        yield from _split(members, forest.nodes, leaf)
+
+
+def _split(members: list[int], nodes: Sequence[Node], leaf: bool) -> Iterator[list[int]]:
+    """Leaves are padded a little; a node that is followed must end in its own last state."""
+    chosen: list[int] = []
+    tokens = 0
+    for index in members:
+        length = nodes[index].length
+        width = nodes[chosen[0]].length if chosen else length
+        padded = width * (len(chosen) + 1)
+        fits = padded <= (tokens + length) * (1 + _MAX_PADDING) if leaf else length == width
+        if chosen and not fits:
+            yield chosen
+            chosen, tokens = [], 0
+        chosen.append(index)
+        tokens += length
+    yield chosen
+
+
+def _bucket(forest: Forest, members: list[int], device: torch.device) -> Bucket:
+    nodes = [forest.nodes[i] for i in members]
+    width, path_length = nodes[0].length, nodes[0].path
+    columns = np.arange(width)
+    lengths = np.array([node.length for node in nodes])
+    starts = np.array([node.start for node in nodes])
+    own = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    path = np.empty((len(nodes), path_length), np.int64)
+    for row, index in enumerate(members):
+        spans = [forest.nodes[a] for a in forest.ancestors(index)]
+        if spans:
+            path[row] = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
+    mask = None
+    if path_length:
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        mask = F.pad(causal, (path_length, 0), value=True)
+    return Bucket(
+        tuple(members),
+        torch.from_numpy(own).to(device),
+        torch.from_numpy(path).to(device),
+        torch.from_numpy(columns < lengths[:, None]).to(device),
+        mask,
+        tuple(node.parent for node in nodes),
+    )
+
+
+# ------------------------------------------------------------------ attention
+
+
+def _attention(
+    module: nn.Module,
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B K S D"],
+    value: Float[Tensor, "B K S D"],
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    layout: Layout | None = kwargs.pop(LAYOUT, None)
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    scaling = kwargs.get("scaling")
+    grouped = query.shape[1] != key.shape[1]
+    outputs = []
+    for bucket in layout.buckets:
+        # (heads, N, C, D) -> (N, heads, C, D)
+        q = query[0][:, bucket.own].transpose(0, 1)
+        seen = torch.cat([bucket.path, bucket.own], 1)
+        k, v = (x[0][:, seen].transpose(0, 1) for x in (key, value))
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=bucket.mask,
+            is_causal=bucket.mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        outputs.append(out.transpose(1, 2)[bucket.valid])
+    return torch.cat(outputs)[layout.order][None], None
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+# ------------------------------------------------------------------ linear attention
+
+
+class _ForkedCache:
+    """A one-layer cache that *assigns* its states: copying in place would break autograd.
+
+    Its layer is what a Gated-DeltaNet layer expects of transformers' caches.
+    """
+
+    record_past = True
+    """Keeps the layer off its in-place kernel for single tokens."""
+
+    def __init__(self, states: tuple[Tensor, Tensor] | None) -> None:
+        self.conv_states: dict[int, Tensor] = {}
+        self.recurrent_states: dict[int, Tensor] = {}
+        if states is not None:
+            self.conv_states[0], self.recurrent_states[0] = states
+
+    @property
+    def layers(self) -> _ForkedCache:
+        """Itself for every layer."""
+        return self
+
+    def __getitem__(self, layer_idx: int) -> _ForkedCache:
+        return self
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        """Whether a prefix has run."""
+        return bool(self.recurrent_states)
+
+    def update_conv_state(
+        self, states: Tensor, layer_idx: int, conv_kernel_size: int, **_: Any
+    ) -> Tensor:
+        """Puts what precedes the new inputs before them, and keeps the last ones."""
+        before = self.conv_states.get(0)
+        if before is None:
+            before = states.new_zeros(*states.shape[:-1], conv_kernel_size)
+        full = torch.cat([before, states], -1)
+        self.conv_states[0] = full[..., -conv_kernel_size:]
+        return full
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, **_: Any) -> Tensor:
+        """Keeps the state after the new inputs."""
+        self.recurrent_states[0] = state
+        return state
+
+
+def _fork_linear_attention(layer: nn.Module) -> None:
+    plain = layer.forward
+
+    @functools.wraps(plain)
+    def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        layout: Layout | None = kwargs.pop(LAYOUT, None)
+        if layout is None:
+            return plain(hidden_states=hidden_states, **kwargs)
+        states: dict[int, tuple[Tensor, Tensor]] = {}
+        outputs = []
+        for bucket in layout.buckets:
+            parents = [states[p] for p in bucket.parents if p >= 0]
+            cache = _ForkedCache(
+                (torch.cat([c for c, _ in parents]), torch.cat([r for _, r in parents]))
+                if parents
+                else None
+            )
+            out = plain(hidden_states=hidden_states[0][bucket.own], cache_params=cache)
+            outputs.append(out[bucket.valid])
+            for row, node in enumerate(bucket.nodes):
+                states[node] = (
+                    cache.conv_states[0][row : row + 1],
+                    cache.recurrent_states[0][row : row + 1],
+                )
+        return torch.cat(outputs)[layout.order][None]
+
+    layer.forward = forward
