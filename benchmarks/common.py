@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def show(rows: Sequence[dict[str, Any]], title: str) -> None:
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     Console().print(table)
 
 
@@ -77,9 +77,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for row in rows:
-        cells = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()]
+        cells = [_cell(v) for v in row.values()]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -88,6 +94,41 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(temporary, path)
+
+
+def resumable(
+    file: Path | None, cells: Sequence[dict[str, Any]], measure: Callable[[dict[str, Any]], Any]
+) -> list[dict[str, Any]]:
+    """Measures cells one by one; those already in ``file``, at the same machine, are kept.
+
+    Args:
+        file: The report; None keeps nothing.
+        cells: What to measure; a row is known by its cell.
+        measure: Makes a row of a cell.
+    """
+    kept: dict[str, Any] = {}
+    if file and file.is_file():
+        old = json.loads(file.read_text())
+        if old.get("machine") == machine():
+            kept = old.get("done", {})
+    console = Console(stderr=True)
+    for number, cell in enumerate(cells, 1):
+        name = json.dumps(cell, sort_keys=True)
+        if name not in kept:
+            kept[name] = measure(cell)
+            if file:
+                write_json(file, {"machine": machine(), "done": kept})
+        console.print(f"{number}/{len(cells)} {name}", highlight=False)
+    return [kept[json.dumps(cell, sort_keys=True)] for cell in cells]
+
+
+def write_markdown(name: str, title: str, text: str, content: dict[str, Any]) -> None:
+    """Writes a report's page under docs/results/."""
+    head = f"# {title}\n\n{text.strip()}\n\n"
+    source = f"`{content['command']}` at {content['commit']} on {content['machine']}.\n\n"
+    summary = markdown([content["summary"]])
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(f"{head}{source}{summary}\n\n{markdown(content['rows'])}\n")
 
 
 def _git(*words: str) -> str:
