@@ -19,7 +19,17 @@ class GroundDropCallback(Callback):
     """
 
     def __init__(self, schedule: Callable[[float], float], mode: DropMode = "bernoulli") -> None:
-        """Keeps the schedule."""
+        """Checks the schedule at both ends.
+
+        Raises:
+            ValueError: It is no probability.
+        """
+        for progress in (0.0, 1.0):
+            if not 0 <= schedule(progress) <= 1:
+                raise ValueError(
+                    f"The drop probability is {schedule(progress)} at progress {progress}: drop "
+                    "must lie between 0 and 1."
+                )
         self.schedule, self.mode = schedule, mode
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

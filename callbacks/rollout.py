@@ -51,12 +51,18 @@ class RolloutCallback(Callback):
         """Checks that groups can be compared within.
 
         Raises:
-            ValueError: A group of one: its advantage would always be 0.
+            ValueError: A group of one, whose advantage would always be 0; or greedy rollouts,
+                whose groups would be all alike.
         """
         if rollouts_per_prompt < 2:
             raise ValueError(
                 f"rollouts_per_prompt is {rollouts_per_prompt}: a group's baseline needs at least "
                 "2 rollouts, or every advantage is 0 and nothing is learned."
+            )
+        if not settings.temperature > 0:
+            raise ValueError(
+                f"temperature is {settings.temperature}: training samples, so that the rollouts of "
+                "a group differ; take a value above 0 (evaluation is greedy by itself)."
             )
         self.settings, self.make_engine, self.tools = settings, engine, list(tools)
         self.prompts_per_step, self.rollouts_per_prompt = prompts_per_step, rollouts_per_prompt

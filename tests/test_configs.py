@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -92,7 +93,20 @@ def test_drop_schedules_are_chosen_by_name(schedule, value):
     assert instantiate(cfg.callbacks.ground_drop).schedule(0.5) == pytest.approx(value)
 
 
-def test_c02_a_group_of_one_is_an_error_at_the_start():
-    cfg = composed("rollouts_per_prompt=1")
-    with pytest.raises(Exception, match="at least 2 rollouts"):
-        instantiate(cfg.callbacks.rollout)
+@pytest.mark.parametrize(
+    "override, node, words",
+    [
+        ("rollouts_per_prompt=1", "callbacks.rollout", "at least 2 rollouts"),
+        ("temperature=0", "callbacks.rollout", "above 0"),
+        ("limits.max_turns=0", "callbacks.rollout", "at least 1"),
+        ("limits.max_new_tokens=0", "callbacks.rollout", "at least 1"),
+        ("drop=1.5", "callbacks.ground_drop", "between 0 and 1"),
+        ("algorithm.settings.updates=0", "algorithm.settings", "at least 1"),
+        ("algorithm.settings.weights=constant", "algorithm.settings", "max_tokens"),
+        ("reward.validity.truncated=-1", "callbacks.evidence_reward", "0 or more"),
+    ],
+)
+def test_c02_values_that_cannot_work_are_errors_at_the_start(override, node, words):
+    cfg = composed(override)
+    with pytest.raises(InstantiationException, match=words):
+        instantiate(OmegaConf.select(cfg, node))

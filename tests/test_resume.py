@@ -160,6 +160,8 @@ def test_g17_multirun_floats_stay_floats_and_runs_do_not_share_a_folder(model, t
         ("model.path=/nowhere/at/all", "set model.path"),
         ("reward.groundng=1", "Could not override"),
         ("base=7", "shipped ones are 0 to 2"),
+        ("steps=0", "steps=0 must be a whole number of at least 1"),
+        ("lr=fast", "lr=fast must be a number"),
     ],
 )
 def test_a_wrong_override_gets_a_sentence_with_the_remedy(model, tmp_path, override, words):

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -35,6 +35,17 @@ RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
 POLICY = "policy"
 _RUN_KEYS = ("resume=", "run_name=")
+_NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
+    "steps": (int, 1),
+    "seed": (int, 0),
+    "prompts_per_step": (int, 1),
+    "rollouts_per_prompt": (int, 2),
+    "warmup_updates": (int, 0),
+    "lr": ((int, float), 0),
+    "temperature": ((int, float), 0),
+    "drop": ((int, float), 0),
+}
+"""The types and least values of what a command line changes most."""
 
 
 def register_resolvers() -> None:
@@ -91,6 +102,11 @@ def check(cfg: DictConfig) -> None:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error)) from None
+    for name, (kind, least) in _NUMBERS.items():
+        value: Any = cfg[name]
+        if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+            whole = "a whole number" if kind is int else "a number"
+            raise ConfigError(f"{name}={value} must be {whole} of at least {least}.")
     if cfg.resume and cfg.resume != "auto" and not Path(cfg.resume).exists():
         raise ConfigError(
             f"resume={cfg.resume} does not exist: give a run directory below "

@@ -70,6 +70,15 @@ class GRPOSettings:
     updates: int = 1
     entropy: bool = True
 
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ValueError(f"updates is {self.updates}: it must be at least 1.")
+        for name in ("clip_low", "clip_high", "kl_coef", "advantage_eps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more.")
+        if self.weights == "constant" and not self.max_tokens:
+            raise ValueError("weights=constant divides by max_tokens: set it to 1 or more.")
+
 
 class GDGRPO(PolicyModule):
     """Lifecycle of GD-GRPO; its mathematics is in ``advantages`` and ``losses``."""

@@ -1,4 +1,4 @@
-"""Runs a model's own forward on a forest: each shared prefix is computed once (docs/architecture.md).
+"""Runs a model's own forward on a forest: each shared prefix once (docs/architecture.md).
 
 Attention and Gated-DeltaNet layers fork at the end of a prefix; everything else in a decoder works
 token by token and never notices. It is one ordinary forward, so gradient checkpointing, adapters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from reframe_vl.data.media import MediaError
@@ -62,6 +62,12 @@ class Budget:
     max_refusals: int = 3
     max_tool_text_tokens: int = 256
     tool_view_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None and value < 1:
+                raise ValueError(f"limits.{entry.name} is {value}: it must be at least 1.")
 
 
 @dataclass(frozen=True)

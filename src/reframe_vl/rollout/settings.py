@@ -30,6 +30,11 @@ class RolloutSettings:
     max_new_tokens: int = 64
     max_concurrent: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_concurrent"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+
     def sampling(self, policy: Policy) -> Sampling:
         """The training distribution of a policy's turns."""
         return policy.sampling(self.temperature, self.max_new_tokens)
