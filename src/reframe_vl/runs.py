@@ -104,7 +104,8 @@ def check(cfg: DictConfig) -> None:
         raise ConfigError(str(error)) from None
     for name, (kind, least) in _NUMBERS.items():
         value: Any = cfg[name]
-        if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or float(value) < least:
             whole = "a whole number" if kind is int else "a number"
             raise ConfigError(f"{name}={value} must be {whole} of at least {least}.")
     if cfg.resume and cfg.resume != "auto" and not Path(cfg.resume).exists():
