@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 def make_base(seed: int, folder: Path) -> dict[str, float]:
     """Trains a base, writes its folder and returns its figures."""
-    # One thread: sums in another order would give another checkpoint.
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     start = time.process_time()
     tokenizer = build_tokenizer()
@@ -56,8 +54,11 @@ def make_base(seed: int, folder: Path) -> dict[str, float]:
 def main(arguments: list[str]) -> None:
     """Reads ``seed=`` and ``out=`` and prints the base's figures as JSON."""
     settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    if set(settings) != {"seed", "out"} or len(arguments) != 2:
+    known = set(settings) == {"seed", "out"} and len(arguments) == 2
+    if not known or not settings["seed"].isdecimal():
         raise SystemExit("Usage: python -m reframe_vl.mini.make_base seed=INTEGER out=FOLDER")
+    # More threads add in another order, which gives another checkpoint.
+    torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     print(json.dumps(make_base(int(settings["seed"]), Path(settings["out"])), indent=2))
 
