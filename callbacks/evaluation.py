@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.data.datamodule import SampleDataModule
-from reframe_vl.evaluation.outcomes import Arm
+from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results
 from reframe_vl.rollout.settings import RolloutSettings
@@ -29,7 +30,7 @@ class EvaluationCallback(Callback):
         file: Where the learning curve goes; cut to the checkpoint on resume.
         every: Steps between evaluations; 0 for none.
         items: Held-out samples.
-        arms: Names of the arms.
+        arms: Names of the arms; None for all.
     """
 
     def __init__(
@@ -39,19 +40,37 @@ class EvaluationCallback(Callback):
         file: str | Path,
         every: int,
         items: int,
-        arms: Sequence[str] = ("tools", "no_tools", "conflict"),
+        arms: Sequence[str | bool] | None = ("tools", "no_tools", "conflict"),
     ) -> None:
-        """Names of arms are checked at once."""
+        """Everything is checked at once, not at the first evaluation.
+
+        Raises:
+            ValueError: A number is too small, or a name is no arm's.
+        """
+        if every < 0:
+            raise ValueError(
+                f"evaluation.every is {every}: give the steps between two evaluations, or 0 for no "
+                "learning curve."
+            )
+        if items < 1:
+            raise ValueError(
+                f"evaluation.items is {items}: an evaluation needs at least 1 item. For no "
+                "learning curve set evaluation.every=0."
+            )
         self.settings, self.tools, self.file = settings, list(tools), Path(file)
         self.every, self.items = every, items
-        self.arms = [Arm(name) for name in arms]
+        self.arms = named_arms(arms)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts the curve to the checkpoint; a fresh run begins with the untrained policy."""
+        if not trainer.is_global_zero:
+            return
         step = trainer.current_epoch
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        self.file.write_text("".join(f"{line}\n" for line in kept))
+        lines = self.file.read_text(errors="replace").splitlines() if self.file.exists() else []
+        kept = [line for line in lines if (at := _step(line)) is not None and at <= step]
+        temporary = self.file.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        os.replace(temporary, self.file)
         if self.every and not kept:
             self._evaluate(trainer, pl_module, step)
 
@@ -85,3 +104,12 @@ class EvaluationCallback(Callback):
             board.log_metrics({f"val/{k}": v for k, v in numbers.items()}, step=max(step - 1, 0))
         shown = "  ".join(f"{name} {value:.2f}" for name, value in numbers.items())
         logger.info("After step %d on %d items: %s", step, played.num_items, shown)
+
+
+def _step(line: str) -> int | None:
+    """The step of a line of the curve; None where the line was cut short as it was written."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return step if isinstance(step, int) else None

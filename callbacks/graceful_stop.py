@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,19 +18,13 @@ class GracefulStop(Callback):
     """The handler only sets a flag: a checkpoint written inside a handler can be corrupt.
 
     Args:
-        folder: Where the checkpoint goes.
         resume_hint: The command that goes on from here.
         signals: Names of the signals; a second one ends the process at once.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        resume_hint: str,
-        signals: tuple[str, ...] = ("SIGINT", "SIGTERM"),
-    ) -> None:
+    def __init__(self, resume_hint: str, signals: tuple[str, ...] = ("SIGINT", "SIGTERM")) -> None:
         """Handlers are installed when training starts."""
-        self.folder, self.resume_hint = Path(folder), resume_hint
+        self.resume_hint = resume_hint
         self.signals = [signal.Signals[name] for name in signals]
         self.received: signal.Signals | None = None
         self._previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
@@ -42,20 +35,19 @@ class GracefulStop(Callback):
             self._previous[number] = signal.signal(number, self._handle)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves after the step's last update, then ends training."""
-        if self.received is None:
-            return
-        path = self.folder / f"step_{trainer.current_epoch:06d}.ckpt"
-        if not path.exists():
-            trainer.save_checkpoint(path)
-        trainer.should_stop = True
-        logger.warning(
-            "%s: saved %s after step %d. To go on: %s",
-            self.received.name,
-            path,
-            trainer.current_epoch,
-            self.resume_hint,
-        )
+        """Ends training after the step; the checkpoint callback saves whenever it is to end."""
+        if self.received is not None:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says how to go on, now that all is saved."""
+        if self.received is not None:
+            logger.warning(
+                "%s: stopped after %d steps. To go on: %s",
+                self.received.name,
+                trainer.current_epoch,
+                self.resume_hint,
+            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the signals back."""

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.data.media import MediaError
 from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
@@ -90,7 +91,11 @@ class RolloutCallback(Callback):
             seed=self.seed,
             max_concurrent=self.settings.max_concurrent,
         )
-        trainer.datamodule.leave_out(self._too_long)  # type: ignore[attr-defined]
+        data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data.leave_out(self._too_long)
+        # Generated samples are alike: where the first one does not fit, none does.
+        if problem := self._too_long(data.train[0]):
+            raise ValueError(f"Sample {data.train[0].id} cannot be played: {problem}.")
         module.loader.generate = self._generate
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

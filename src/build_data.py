@@ -58,6 +58,7 @@ def build(config: BuildConfig) -> None:
         raise SystemExit(f"annotations={config.annotations} is no file: give the annotation file.")
     if not config.images.is_dir():
         raise SystemExit(f"images={config.images} is no folder: give the folder of the images.")
+    _refuse_to_overwrite_inputs(config)
     report, labels = Report(strict=config.strict), Counter[str]()
     source = SOURCES[config.source](config.annotations, config.images)
 
@@ -73,6 +74,19 @@ def build(config: BuildConfig) -> None:
 
     write_records(config.out, counted())
     Console().print(_summary(config, report, labels))
+
+
+def _refuse_to_overwrite_inputs(config: BuildConfig) -> None:
+    """The record file replaces what stands at its place."""
+    out = config.out.resolve()
+    if out.is_dir():
+        raise SystemExit(f"out={config.out} is a folder: give the record file, FILE.jsonl.")
+    is_media = out.is_relative_to(config.images.resolve()) and out.suffix != ".jsonl"
+    if out.exists() and (out.samefile(config.annotations) or is_media):
+        raise SystemExit(
+            f"out={config.out} is one of the files to read and would be overwritten: give the "
+            "record file a name of its own, FILE.jsonl."
+        )
 
 
 def _summary(config: BuildConfig, report: Report, labels: Counter[str]) -> Table:

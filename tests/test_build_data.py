@@ -58,13 +58,18 @@ def test_builds_a_record_file_and_counts_what_was_left_out(receipts: Path) -> No
         (["strict=true"], "line 2"),
         (["source=nobody"], "choose one of visual_cot_sroie"),
         (["images=nowhere"], "give the folder"),
+        (["out=images/../rows.jsonl"], "would be overwritten"),
+        (["out=images/a.png"], "would be overwritten"),
+        (["out=images"], "is a folder"),
     ],
 )
 def test_mistakes_are_answered_with_a_sentence_and_nothing_is_written(
     receipts: Path, overrides: list[str], sentence: str
 ) -> None:
     given = ["source=visual_cot_sroie", "annotations=rows.jsonl", "images=images", "out=b.jsonl"]
+    before = {p: p.read_bytes() for p in receipts.rglob("*") if p.is_file()}
+    given = [g for g in given if g.split("=")[0] not in {o.split("=")[0] for o in overrides}]
     done = build(receipts, *(overrides if "Add" in sentence else given + overrides))
     assert done.returncode == 1
     assert sentence in done.stderr and "Traceback" not in done.stderr
-    assert not (receipts / "b.jsonl").exists()
+    assert {p: p.read_bytes() for p in receipts.rglob("*") if p.is_file()} == before

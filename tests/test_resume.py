@@ -38,7 +38,7 @@ def command(model, logs, *overrides):
         "prompts_per_step=2",
         "rollouts_per_prompt=4",
         "trainer.accumulate_grad_batches=2",
-        "callbacks.checkpoint.every_n_epochs=1",
+        "callbacks.checkpoint.every=1",
         "evaluation.every=3",
         "evaluation.items=4",
         "evaluate=false",

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import register_resolvers
-from reframe_vl.training import _load, train
+from reframe_vl.training import load_checkpoint, train
 from reframe_vl.types import CallStatus, Provenance
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
         "evaluation.every=3",
         "evaluation.items=8",
         "callbacks.rollout_log.pictures_every=1",
-        "callbacks.checkpoint.every_n_epochs=3",
+        "callbacks.checkpoint.every=3",
     )
     return run, cfg, train(cfg)
 
@@ -114,11 +114,11 @@ def test_checkpoints_of_all_three_kinds_load_as_the_same_policy(finished):
     run, cfg, _ = finished
     [checkpoint] = (run / "checkpoints").glob("*.ckpt")
     weights = [
-        dict(_load(cfg, path).model.named_parameters())
+        dict(load_checkpoint(cfg, path).model.named_parameters())
         for path in (run, run / "policy", checkpoint)
     ]
     for name, parameter in weights[0].items():
         assert torch.equal(parameter, weights[1][name]), name
         assert torch.equal(parameter, weights[2][name]), name
     with pytest.raises(FileNotFoundError, match="run directory"):
-        _load(cfg, run / "nothing")
+        load_checkpoint(cfg, run / "nothing")

@@ -2,39 +2,47 @@
 
 ``resume=auto`` looks for the newest run with the same overrides: none, and a fresh one starts;
 unfinished, and it goes on; finished, and nothing is done again. The same command can therefore be
-given any number of times. ``resume=PATH`` names a run directory or a checkpoint.
+given any number of times. ``resume=PATH`` names a run directory or a checkpoint. A run goes on only
+with the settings it was started with, and a fresh one never writes into another's directory.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import logging
 import re
 import shlex
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 logger = logging.getLogger(__name__)
 
-
-class ConfigError(CompactHydraException):
-    """A config that cannot be run; Hydra prints its sentence without a stack trace."""
-
-
 RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
 POLICY = "policy"
+IDENTITY = "run.json"
+"""Overrides and settings that a run was started with; written once, inside the lock."""
+
 _RUN_KEYS = ("resume=", "run_name=")
+_FREE_ON_RESUME = frozenset(
+    {"resume", "run_name", "paths", "callbacks", "logger", "trainer", "evaluation", "evaluate"}
+    | {"steps", "num_threads"}
+)
+"""Settings that may change when a run goes on; what callbacks and trainer hold of the others is
+compared where it is first named."""
+
 _NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
     "steps": (int, 1),
     "seed": (int, 0),
@@ -44,8 +52,13 @@ _NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
     "lr": ((int, float), 0),
     "temperature": ((int, float), 0),
     "drop": ((int, float), 0),
+    "trainer.accumulate_grad_batches": (int, 1),
 }
 """The types and least values of what a command line changes most."""
+
+
+class ConfigError(CompactHydraException):
+    """A config that cannot be run; Hydra prints its sentence without a stack trace."""
 
 
 def register_resolvers() -> None:
@@ -74,11 +87,12 @@ def run_directory(
     """
     folder = Path(root) / experiment
     # One that does not exist is refused by ``check``: a resolver's error has no readable form.
-    if resume and resume != "auto" and (path := Path(resume)).exists():
-        return str(path.parent.parent if path.is_file() else path)
+    if resume and resume != "auto" and (run := _run_of(Path(resume))):
+        return str(run)
     own = [o for o in overrides if not o.startswith(_RUN_KEYS)]
     if run_name:
-        return str(folder / run_name)
+        sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
+        return str(folder / "_".join([run_name, *(_summary(own) if sweep else [])]))
     if resume == "auto" and (found := _newest_like(folder, own)):
         return str(found)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -92,32 +106,84 @@ def resume_command(run: str) -> str:
     return shlex.join(["python", "src/train.py", *kept, f"resume={run}"])
 
 
+# ------------------------------------------------------------------ checks
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """What goes wrong while a run is set up is told in a sentence, without a stack trace."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, RuntimeError, LookupError) as error:
+        raise ConfigError(f"{error}" if str(error) else type(error).__name__) from error
+
+
 def check(cfg: DictConfig) -> None:
-    """Resolves a config and looks for the files it names.
+    """Resolves a training config and looks at the numbers and files it names.
 
     Raises:
-        ConfigError: Something cannot be resolved or found.
+        ConfigError: Something cannot be resolved, found or used.
     """
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error)) from None
-    for name, (kind, least) in _NUMBERS.items():
-        value: Any = cfg[name]
+    limits = {f"limits.{name}": (int, 1) for name in cfg.limits}
+    for name, (kind, least) in {**_NUMBERS, **limits}.items():
+        value: Any = OmegaConf.select(cfg, name)
+        if value is None and name.endswith("_pixels"):
+            continue
         fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or float(value) < least:
+        if not fits or not float(value) >= least:
             whole = "a whole number" if kind is int else "a number"
             raise ConfigError(f"{name}={value} must be {whole} of at least {least}.")
-    if cfg.resume and cfg.resume != "auto" and not Path(cfg.resume).exists():
+    if not isinstance(cfg.evaluate, bool):
+        raise ConfigError(f"evaluate={cfg.evaluate} must be true or false.")
+    if cfg.resume and cfg.resume != "auto" and _run_of(Path(cfg.resume)) is None:
         raise ConfigError(
-            f"resume={cfg.resume} does not exist: give a run directory below "
-            f"{cfg.paths.log_dir}, a checkpoint file, or resume=auto."
+            f"resume={cfg.resume} is no run: it does not exist or has no {IDENTITY}. Give a run "
+            f"directory below {cfg.paths.log_dir}, a file of its {CHECKPOINTS}/, or resume=auto."
         )
+
+
+def begin(cfg: DictConfig, run: Path) -> None:
+    """Claims a run directory for a config, or checks that the run in it is the same one.
+
+    Raises:
+        ConfigError: The directory holds a run that was not asked to go on, or another one.
+    """
+    path = run / IDENTITY
+    own = OmegaConf.to_container(cfg)
+    settings = {k: v for k, v in own.items() if k not in _FREE_ON_RESUME}  # type: ignore[union-attr]
+    settings = json.loads(json.dumps(settings))
+    if path.is_file():
+        if not cfg.resume:
+            raise ConfigError(
+                f"{run} already holds a run: add resume=auto to go on with it, or give another "
+                "run_name."
+            )
+        theirs = json.loads(path.read_text())["settings"]
+        changed = [
+            f"{name}: was {_flat(theirs).get(name)}, is {_flat(settings).get(name)}"
+            for name in sorted(_flat(theirs).keys() | _flat(settings).keys())
+            if _flat(theirs).get(name) != _flat(settings).get(name)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{run} was started with other settings, so it cannot go on with these:\n  "
+                + "\n  ".join(changed)
+                + "\nGive the same overrides, or start a run of its own without resume."
+            )
+    else:
+        overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+        kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
+        path.write_text(json.dumps({"overrides": kept, "settings": settings}, indent=1) + "\n")
+    OmegaConf.save(cfg, run / "config.yaml", resolve=True)
 
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run, by step; None before the first."""
-    paths = sorted((run / CHECKPOINTS).glob("*.ckpt"), key=_step_of, reverse=True)
+    paths = sorted((run / CHECKPOINTS).glob("step_*.ckpt"), reverse=True)
     for path in paths:
         # A file that was cut short has no archive directory at its end.
         if zipfile.is_zipfile(path):
@@ -126,23 +192,39 @@ def latest_checkpoint(run: Path) -> Path | None:
     return None
 
 
-def lock(run: Path) -> IO[str]:
-    """Keeps two processes out of one run directory, as long as the returned file is open.
+def read_results(run: Path) -> dict[str, Any] | None:
+    """The results of a finished run; None where there are none, or they were cut short."""
+    path = run / RESULTS
+    if not path.is_file():
+        return None
+    try:
+        results: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError:
+        logger.warning("%s is not readable: the run is evaluated again.", path)
+        return None
+    return results
+
+
+@contextmanager
+def lock(run: Path) -> Iterator[None]:
+    """Keeps two processes out of one run directory.
 
     Raises:
-        RuntimeError: Another process has it.
+        ConfigError: Another process has it.
     """
     run.mkdir(parents=True, exist_ok=True)
-    handle = (run / ".lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        handle.close()
-        raise RuntimeError(
-            f"Another process works in {run}: wait for it, or start a run of your own without "
-            "resume."
-        ) from error
-    return handle
+    with (run / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another process works in {run}: wait for it, or start a run of your own without "
+                "resume."
+            ) from None
+        yield
+
+
+# ------------------------------------------------------------------ names
 
 
 def _mini_base(index: int) -> str:
@@ -152,12 +234,18 @@ def _mini_base(index: int) -> str:
     return str(base_folder(index))
 
 
+def _run_of(path: Path) -> Path | None:
+    """The run directory that a path names: itself, or a checkpoint's."""
+    run = path.parent.parent if path.is_file() and path.parent.name == CHECKPOINTS else path
+    return run if (run / IDENTITY).is_file() else None
+
+
 def _newest_like(folder: Path, overrides: list[str]) -> Path | None:
     for candidate in sorted(folder.glob("*"), reverse=True):
-        recorded = candidate / ".hydra" / "overrides.yaml"
-        if recorded.is_file():
-            theirs = yaml.safe_load(recorded.read_text()) or []
-            if sorted(o for o in theirs if not o.startswith(_RUN_KEYS)) == sorted(overrides):
+        identity = candidate / IDENTITY
+        if identity.is_file():
+            theirs = json.loads(identity.read_text())["overrides"]
+            if sorted(theirs) == sorted(overrides):
                 return candidate
     return None
 
@@ -176,6 +264,11 @@ def _summary(overrides: list[str]) -> list[str]:
     return [text]
 
 
-def _step_of(path: Path) -> tuple[int, float]:
-    digits = re.findall(r"\d+", path.stem)
-    return (int(digits[-1]) if digits else -1, path.stat().st_mtime)
+def _flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    if not isinstance(node, dict):
+        return {path: node}
+    flat: dict[str, Any] = {}
+    for name, sub in node.items():
+        flat |= _flat(sub, f"{path}.{name}".strip("."))
+    return flat

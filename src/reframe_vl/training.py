@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning import seed_everything
 from lightning.pytorch import Trainer
@@ -21,11 +24,14 @@ from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.graceful_stop import GracefulStop
 from reframe_vl.checkpoint.export import export_policy
 from reframe_vl.data.datamodule import SampleDataModule
+from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
 from reframe_vl.policy.loading import Policy
 
 logger = logging.getLogger(__name__)
+
+_INTERRUPTED = 130
 
 
 def train(cfg: DictConfig) -> dict[str, Any]:
@@ -33,44 +39,56 @@ def train(cfg: DictConfig) -> dict[str, Any]:
 
     Returns:
         The final results; empty where the run was stopped or evaluation is off.
+
+    Raises:
+        ConfigError: The run cannot be set up as configured.
+        SystemExit: A signal stopped it in the middle of a sweep, or of its evaluation.
     """
     runs.check(cfg)
     run = Path(cfg.paths.run_dir)
     with runs.lock(run):
-        finished = run / runs.RESULTS
-        if cfg.resume and finished.is_file():
-            logger.info("This run is finished: %s", finished)
-            return show(json.loads(finished.read_text()))
-        checkpoint = _checkpoint(cfg, run)
-        OmegaConf.save(cfg, run / "config.yaml", resolve=True)
-        module, stopped = _fit(cfg, checkpoint)
-        if stopped:
+        with runs.readable_errors():
+            runs.begin(cfg, run)
+            finished = runs.read_results(run) if cfg.resume else None
+            if finished is not None:
+                logger.info("This run is finished: %s", run / runs.RESULTS)
+                return show(finished)
+            checkpoint = _checkpoint(cfg, run)
+            trainer, module, data = _set_up(cfg, checkpoint)
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+        if any(c.received for c in _callbacks(trainer, GracefulStop)):
+            _leave_sweep()
             return {}
         export_policy(module.components, run / runs.POLICY)
         if not cfg.evaluate:
             return {}
-        base = instantiate(cfg.model) if cfg.evaluation.base else None
-        return evaluate(cfg, module.components, base, finished)
+        try:
+            base = instantiate(cfg.model) if cfg.evaluation.base else None
+            return evaluate(cfg, module.components, base, run / runs.RESULTS)
+        except KeyboardInterrupt:
+            logger.warning("Evaluation was stopped. To do it: %s", runs.resume_command(str(run)))
+            raise SystemExit(_INTERRUPTED) from None
 
 
-def _fit(cfg: DictConfig, checkpoint: Path | None) -> tuple[PolicyModule, bool]:
-    """Trains to the end or to a signal; says which."""
+def _set_up(
+    cfg: DictConfig, checkpoint: Path | None
+) -> tuple[Trainer, PolicyModule, SampleDataModule]:
+    """Everything that training needs, the model last: what is wrong is told before it loads."""
     # Lightning's lines say what is known here, or advertise.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     disable_progress_bar()
     seed_everything(cfg.seed, verbose=False)
     torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
-    loggers = _loggers(cfg, checkpoint)
+    named_arms(cfg.evaluation.arms)
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
-    data = instantiate(cfg.data)
+    data: SampleDataModule = instantiate(cfg.data)
+    loggers = _loggers(cfg, checkpoint)
     trainer: Trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     module: PolicyModule = instantiate(cfg.algorithm)(policy=instantiate(cfg.model))
     if checkpoint is not None:
         logger.info("Going on from %s", checkpoint)
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
-    stopped = any(isinstance(c, GracefulStop) and c.received is not None for c in callbacks)
-    return module, stopped
+    return trainer, module, data
 
 
 def _loggers(cfg: DictConfig, checkpoint: Path | None) -> list[Any]:
@@ -79,7 +97,7 @@ def _loggers(cfg: DictConfig, checkpoint: Path | None) -> list[Any]:
     if checkpoint is not None:
         state = torch.load(checkpoint, map_location="cpu", weights_only=False)
         purge = {"purge_step": state["epoch"] + 1}
-    return [instantiate(node, **purge) for node in cfg.logger.values()]
+    return [instantiate(node, **purge) for node in (cfg.logger or {}).values()]
 
 
 def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
@@ -87,6 +105,20 @@ def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
         return None
     named = Path(cfg.resume)
     return named if named.is_file() else runs.latest_checkpoint(run)
+
+
+def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:
+    return [c for c in trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]
+
+
+def _leave_sweep() -> None:
+    """In a sweep, Hydra would start the next job as if nothing had been asked."""
+    if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
+        logger.warning("The sweep ends here; with resume=auto it goes on where it stopped.")
+        raise SystemExit(_INTERRUPTED)
+
+
+# ------------------------------------------------------------------ evaluation
 
 
 def evaluate(cfg: DictConfig, policy: Policy, base: Policy | None, path: Path) -> dict[str, Any]:
@@ -114,40 +146,51 @@ def show(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate_checkpoint(cfg: DictConfig) -> dict[str, Any]:
-    """Evaluates the checkpoint ``cfg.ckpt``, and the model it was trained from beside it."""
-    torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
-    out = Path(cfg.out or cfg.paths.run_dir) / runs.RESULTS
-    out.parent.mkdir(parents=True, exist_ok=True)
-    base = instantiate(cfg.model) if cfg.evaluation.base else None
-    report = evaluate(cfg, _load(cfg, Path(cfg.ckpt)), base, out)
+    """Evaluates the checkpoint ``cfg.ckpt``, and the model it was trained from beside it.
+
+    Raises:
+        ConfigError: The evaluation cannot be set up as configured.
+    """
+    with runs.readable_errors():
+        OmegaConf.resolve(cfg)
+        named_arms(cfg.evaluation.arms)
+        torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
+        disable_progress_bar()
+        out = Path(cfg.out or cfg.paths.run_dir) / runs.RESULTS
+        out.parent.mkdir(parents=True, exist_ok=True)
+        policy = load_checkpoint(cfg, Path(cfg.ckpt))
+        base = instantiate(cfg.model) if cfg.evaluation.base else None
+    report = evaluate(cfg, policy, base, out)
     logger.info("Wrote %s", out)
     return report
 
 
-def _load(cfg: DictConfig, path: Path) -> Policy:
-    """A policy from a run directory, a checkpoint folder or a Lightning checkpoint.
+def load_checkpoint(cfg: DictConfig, path: Path) -> Policy:
+    """A policy from a run directory, a checkpoint folder or a run's ``.ckpt`` file.
 
     Raises:
         FileNotFoundError: There is no checkpoint at the path.
+        ValueError: The checkpoint is not of ``cfg.model``.
     """
     if (path / runs.POLICY / "config.json").is_file():
         path = path / runs.POLICY
     if (path / "config.json").is_file():
-        return instantiate(cfg.model, path=str(path))
+        loaded: Policy = instantiate(cfg.model, path=str(path))
+        return loaded
     if path.is_dir() and (latest := runs.latest_checkpoint(path)):
         path = latest
-    if not path.is_file():
+    if not path.is_file() or not zipfile.is_zipfile(path):
         raise FileNotFoundError(
             f"No checkpoint at {path}: give a run directory, a folder with config.json, or a "
-            ".ckpt file."
+            "complete .ckpt file."
         )
     policy: Policy = instantiate(cfg.model)
-    state = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     weights = {name.removeprefix("policy."): value for name, value in state.items()}
-    report = policy.model.load_state_dict(weights, strict=False)
-    trainable = {name for name, _ in policy.model.named_parameters()}
-    if report.unexpected_keys or not weights.keys() & trainable:
+    known = {name: value.shape for name, value in policy.model.state_dict().items()}
+    if not {name: value.shape for name, value in weights.items()}.items() <= known.items():
         raise ValueError(
             f"{path} does not fit {policy.path}: set model to what it was trained from."
         )
+    policy.model.load_state_dict(weights, strict=False)
     return policy

@@ -369,7 +369,11 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class RolloutKey:
-    """Names a rollout within a run; its seed is derived from it and nothing else."""
+    """Names a rollout within a run; its seed is derived from it and nothing else.
+
+    Attributes:
+        index: Within its group; a sample's second group of a step goes on counting.
+    """
 
     seed: int
     step: int

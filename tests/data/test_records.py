@@ -216,4 +216,12 @@ def test_e15_the_stated_size_is_compared_with_the_upright_file(tmp_path) -> None
 
 def test_missing_media_are_flagged(tmp_path) -> None:
     (problem,) = validate_record(record(), tmp_path)
-    assert problem.reason == "media_unreadable" and "a.png" in problem.message
+    assert problem.reason == "media_missing"
+    assert str(tmp_path / "a.png") in problem.message and "Check the media" in problem.message
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".png", "a\0.png", "."])
+def test_media_that_no_file_can_be_are_flagged(tmp_path, name) -> None:
+    media = {"path": name, "width": 100, "height": 80}
+    (problem,) = validate_record(record(media=media), tmp_path)
+    assert problem.reason == "media_unreadable"

@@ -67,6 +67,9 @@ def test_ids_depend_on_the_row_and_not_on_its_place(tmp_path) -> None:
         (row(bboxs=[[30, 20, 10, 40]]), "bad_row"),
         (row(bboxs=[[10, 20, 30]]), "bad_row"),
         (row(image="gone.jpg"), "media_missing"),
+        (row(image="x" * 300 + ".jpg"), "media_missing"),
+        (row(image="a\0.jpg"), "media_missing"),
+        (row(image=""), "media_missing"),
         (row(image="cut.jpg"), "media_unreadable"),
         (row(width=80, height=100), "size_mismatch"),
         (row(bboxs=[[10, 20, 30, 90]]), "box_leaves_image"),
@@ -100,6 +103,15 @@ def test_a_row_without_boxes_is_kept_without_evidence(tmp_path) -> None:
     (record,), report = read(tmp_path, row(bboxs=[]))
     assert record.evidence is None and record.applicability is None
     assert report.count_by_reason() == {("no_box", True): 1}
+
+
+def test_evidence_too_small_for_a_call_is_kept_and_reported(tmp_path) -> None:
+    small = row(bboxs=[[10, 20, 30, 40], [50, 20, 51.3, 60]])
+    (record, _), report = read(tmp_path, small, row(bboxs=[[50, 20, 51.5, 60]]))
+    assert len(record.evidence.boxes) == 2
+    assert report.count_by_reason() == {("evidence_too_small", True): 1}
+    assert "1.95x60" in report.problems[0].message and "line 1" in report.problems[0].where
+    assert (report.num_kept, report.num_left_out) == (2, 0)
 
 
 def test_every_real_receipt_row_is_read_losslessly_and_valid(tmp_path, shared_data) -> None:

@@ -154,6 +154,17 @@ def test_items_without_evidence_or_control_leave_the_forced_arms_only():
     assert result.outcomes[Arm.TOOLS]["unknown"].iou is None
 
 
+def test_evidence_too_small_to_ask_for_leaves_the_forced_arms_only(caplog):
+    boxes = (grey_world.BOX, (40.0, 40.0, 41.0, 56.0))
+    samples = [grey_world.image_sample("good"), grey_world.image_sample("tiny", boxes=boxes)]
+    result, _ = evaluate(samples)
+    assert all(set(result.outcomes[arm]) == {"good"} for arm in FORCED_ARMS)
+    assert all(len(result.outcomes[arm]) == 2 for arm in MAIN_ARMS)
+    assert result.left_out == {"all": {}, "forced": {"no_canonical_call": 1}, "conflict": {}}
+    (line,) = (r.message for r in caplog.records if "forced-call arms" in r.message)
+    assert "tiny" in line and "41.0" in line
+
+
 def test_forced_calls_that_do_not_fit_the_context_leave_the_forced_arms_only():
     many = tuple((float(x), 8.0, x + 8.0, 16.0) for x in range(0, 64, 8))
     samples = [grey_world.image_sample("good"), grey_world.image_sample("many", boxes=many)]

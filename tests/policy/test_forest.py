@@ -14,7 +14,7 @@ MODEL = tiny_model("qwen3_vl")
 
 def context(*runs, views=()):
     ids = tuple(t for run in runs for t in run)
-    return Context([Span(Provenance.SAMPLED, ids, views=views)])
+    return Context([Span(Provenance.PROMPT, ids, views=views)])
 
 
 def expanded(contexts):

@@ -56,3 +56,8 @@ def test_b13_trained_positions_are_exactly_the_sampled_spans():
         at += len(span)
     assert row.trained.tolist() == expected
     assert at == len(context) == len(row.token_ids)
+
+
+def test_a_trained_first_token_is_refused():
+    with pytest.raises(ValueError, match="first token"):
+        expand(Context([Span(Provenance.SAMPLED, (40,))]), 5, 2)

@@ -143,11 +143,41 @@ def test_only_successful_calls_of_the_policy_count(
     sample = make_sample(evidence=Evidence(boxes=(box,)))
     repeated = make_call(CallStatus.REPEATED, boxes=(box,))
     gate = make_call(boxes=(box,), by_gate=True)
-    others = [repeated, gate, make_call(CallStatus.REFUSED), make_call(CallStatus.FAILED)]
+    others = [repeated, gate, make_call(CallStatus.REFUSED)]
     assert grounding_reward(make_rollout("x", calls=others), sample) == 0.0
     assert (
         grounding_reward(make_rollout("x", calls=[make_call(boxes=(box,)), *others]), sample) == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([CallStatus.FAILED], None),
+        ([CallStatus.FAILED, CallStatus.REFUSED], None),
+        ([CallStatus.FAILED, CallStatus.OK], 1.0),
+        ([CallStatus.REFUSED], 0.0),
+    ],
+)
+def test_d20_a_tool_that_failed_omits_the_term_where_nothing_was_returned(
+    make_rollout: Make,
+    make_sample: MakeSample,
+    make_call: MakeCall,
+    statuses: list[CallStatus],
+    expected: float | None,
+) -> None:
+    box = (0.0, 0.0, 1.0, 1.0)
+    sample = make_sample(evidence=Evidence(boxes=(box,)))
+    calls = [make_call(s, boxes=(box,) if s is CallStatus.OK else ()) for s in statuses]
+    assert grounding_reward(make_rollout("x", calls=calls), sample) == expected
+
+
+def test_a_failed_call_of_the_gate_does_not_omit_the_term(
+    make_rollout: Make, make_sample: MakeSample, make_call: MakeCall
+) -> None:
+    sample = make_sample(evidence=Evidence(boxes=((0.0, 0.0, 1.0, 1.0),)))
+    gate = make_call(CallStatus.FAILED, by_gate=True)
+    assert grounding_reward(make_rollout("x", calls=[gate]), sample) == 0.0
 
 
 def test_d20_an_infrastructure_error_is_no_score(

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,14 @@ def test_a_weight_of_zero_switches_a_term_off_and_still_shows_it(
     components, total = score(*case, off, 0.0)
     assert components["grounding"] == 0.5
     assert total == 1.0
+
+
+@pytest.mark.parametrize("name", ["call", "kappa", "grounding", "penalty"])
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_a_weight_that_is_not_0_or_more_is_refused_by_name(name: str, value: float) -> None:
+    weights: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=rf"reward\.{name} is {value}"):
+        RewardWeights(**weights)
 
 
 def test_the_rollout_is_only_read(case: tuple[Rollout, Sample]) -> None:

@@ -261,3 +261,12 @@ def test_drops_are_drawn_before_the_rollout_from_seed_step_and_sample_alone():
     assert {r.drop_assigned for r in first} == {True, False}
     assert [r.dropped for r in first] == [r.drop_assigned for r in first]
     assert not any(r.dropped for r in again)
+
+
+def test_a_sample_that_comes_twice_in_a_step_gives_other_rollouts():
+    made = collector(ScriptedEngine(ANSWER))
+    groups = made.collect([sample(), sample()], Plan(3, 4, sampling(max_new_tokens=64)))
+    made.loop.stop()
+    keys = [r.key for g in groups for r in g.rollouts]
+    assert [key.index for key in keys] == list(range(8))
+    assert len({key.entropy for key in keys}) == 8

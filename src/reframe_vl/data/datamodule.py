@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from reframe_vl.data.records import read_records
-from reframe_vl.data.report import Report
+from reframe_vl.data.records import Record, iter_records
+from reframe_vl.data.report import Problem, Report
+from reframe_vl.data.validation import validate_record
 from reframe_vl.types import MicroBatch, Sample
 
 logger = logging.getLogger(__name__)
@@ -34,35 +36,64 @@ class RecordSource:
 
     Args:
         path: A JSON-lines file of records.
-        limit: Use the first so many records.
+        limit: Use the first so many records that can be used.
         on_error: ``raise``, or ``skip`` with a report of what was left out.
+
+    Attributes:
+        report: What was left out, and why.
     """
 
     def __init__(
         self,
         path: str | Path,
         limit: int | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
+        on_error: str = "raise",
     ) -> None:
-        """Reads the records; media are opened when they are looked at.
+        """Reads and checks the records; of the media only the headers are read.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It holds no usable record.
+            RecordError: A record cannot be used, with ``raise``.
+            ValueError: It holds no usable record, or ``on_error`` is something else.
         """
+        if on_error not in ("raise", "skip"):
+            raise ValueError(
+                f"data.on_error is {on_error!r}: give raise, to stop at the first record that "
+                "cannot be used, or skip, to leave such records out."
+            )
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(
                 f"No records file at {self.path}: make one with src/build_data.py, and name it "
                 "with data.path=FILE.jsonl."
             )
-        report = Report(strict=on_error == "raise")
-        records = read_records(self.path, on_error=on_error, report=report)[:limit]
-        for reason, number in report.count_by_reason().items():
-            logger.warning("%s: %d rows with %s", self.path, number, reason)
-        if not records:
-            raise ValueError(f"{self.path} holds no usable record.")
-        self._samples: list[Sample] = [r.to_sample(self.path.parent) for r in records]
+        # A folder of media that is not there makes as many problems as there are records.
+        self.report = Report(strict=on_error == "raise", log_level=logging.DEBUG)
+        self._samples: list[Sample] = []
+        for record in iter_records(self.path, self.report):
+            problem = self._problem(record)
+            if problem is not None:
+                self.report.add(problem)
+                continue
+            self._samples.append(record.to_sample(self.path.parent))
+            if len(self._samples) == limit:
+                break
+        self.report.num_kept = len(self._samples)
+        for (reason, _), number in self.report.count_by_reason().items():
+            first = next(p for p in self.report.problems if p.reason == reason)
+            logger.warning("Records left out (%s): %d; the first: %s", reason, number, first)
+        if not self._samples:
+            firsts = "".join(f" The first problem: {p}" for p in self.report.problems[:1])
+            raise ValueError(f"{self.path} holds no usable record.{firsts}")
+
+    def _problem(self, record: Record) -> Problem | None:
+        """The first reason why a record cannot be used."""
+        where = f"{self.path}, record {record.id}"
+        odd = record.sample_problem()
+        if odd is not None:
+            return Problem(where, *odd)
+        found = validate_record(record, self.path.parent)
+        return replace(found[0], where=where) if found else None
 
     def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
         """Drops the samples that have a problem, and says how many and what the first one's is.
@@ -86,7 +117,9 @@ class RecordSource:
         kept = zip(self._samples, problems, strict=True)
         self._samples = [sample for sample, problem in kept if not problem]
         if not self._samples:
-            raise ValueError(f"No sample of {self.path} is left: raise the limits.")
+            raise ValueError(
+                f"No sample of {self.path} can be used; the first, {first}: {problems[bad[0]]}"
+            )
 
     def __len__(self) -> int:
         """Records."""
@@ -175,11 +208,24 @@ def _first(source: SampleSource, limit: int | None) -> list[Sample]:
     return [source[i] for i in range(len(source) if limit is None else min(limit, len(source)))]
 
 
+def check_evaluation_size(size: object) -> None:
+    """Refuses what is no number of items.
+
+    Raises:
+        ValueError: It is not whole, or below 1.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"data.evaluation_size is {size!r}: give the number of evaluation items, a whole "
+            "number of at least 1."
+        )
+
+
 def record_data(
     path: str | None,
     evaluation_path: str | None,
     evaluation_size: int,
-    on_error: Literal["raise", "skip"],
+    on_error: str,
     seed: int,
 ) -> SampleDataModule:
     """Training and evaluation samples of record files.
@@ -188,12 +234,13 @@ def record_data(
         path: Training records.
         evaluation_path: Evaluation records; None takes the training records.
         evaluation_size: The first so many of them are used.
-        on_error: What to do with rows that cannot be used.
+        on_error: What to do with records that cannot be used: ``raise`` or ``skip``.
         seed: Of the order.
 
     Raises:
-        ValueError: No file was named.
+        ValueError: No file was named, or a setting cannot work.
     """
+    check_evaluation_size(evaluation_size)
     if path is None:
         raise ValueError("data=records needs a records file: add data.path=FILE.jsonl.")
     return SampleDataModule(

@@ -12,6 +12,9 @@ from reframe_vl.types import Applicability, Box
 EVIDENCE_VERSION = "1"
 """Names the rules by which evidence is expanded; records carry it. Change it with the rules."""
 
+MIN_SIDE = 2.0
+"""The shortest side, in pixels, that a call can ask for: ``PromptSettings.min_side`` by default."""
+
 
 def expand_box(box: Box, size: tuple[int, int], factor: float = 1.5) -> Box:
     """Scales a box's width and height about its centre, then clips it to the image.

@@ -170,6 +170,28 @@ class Record(_Model):
             )
         return self
 
+    def sample_problem(self) -> tuple[str, str] | None:
+        """Says why the record cannot be a sample: (reason, message), or None."""
+        if self.modality is not Modality.IMAGE:
+            return (
+                "not_an_image",
+                f"modality: it is of a {self.modality.value}; only records of images can be read "
+                "so far. Leave it out of the record file.",
+            )
+        if self.boxes and self.evidence is None:
+            return (
+                "evidence_missing",
+                "evidence: it has boxes but no expanded evidence. Build the file with "
+                "`python src/build_data.py`.",
+            )
+        if self.evidence is not None and self.evidence.version != EVIDENCE_VERSION:
+            return (
+                "evidence_version",
+                f"evidence.version: its evidence was expanded by rules {self.evidence.version!r}, "
+                f"not {EVIDENCE_VERSION!r}: build the file again with `python src/build_data.py`.",
+            )
+        return None
+
     def to_sample(self, root: Path) -> Sample:
         """Makes the sample that the rest of the program works with.
 
@@ -179,21 +201,9 @@ class Record(_Model):
         Raises:
             ValueError: The record is of a video, or its evidence is not expanded by these rules.
         """
-        if self.modality is not Modality.IMAGE:
-            raise ValueError(
-                f"Record {self.id} is of a {self.modality.value}; only records of images can be "
-                "read so far: leave it out of the record file."
-            )
-        if self.boxes and self.evidence is None:
-            raise ValueError(
-                f"Record {self.id} has boxes but no expanded evidence: build the file with "
-                "`python src/build_data.py`."
-            )
-        if self.evidence is not None and self.evidence.version != EVIDENCE_VERSION:
-            raise ValueError(
-                f"Record {self.id}: its evidence was expanded by rules {self.evidence.version!r}, "
-                f"not {EVIDENCE_VERSION!r}: build the file again with `python src/build_data.py`."
-            )
+        odd = self.sample_problem()
+        if odd is not None:
+            raise ValueError(f"Record {self.id}: {odd[1]}")
         evidence = None
         if self.evidence is not None:
             evidence = Evidence(self.evidence.boxes, self.evidence.segments)

@@ -39,11 +39,13 @@ class Report:
 
     Attributes:
         strict: Raise at the first problem.
+        log_level: At which each problem is logged.
         num_kept: Rows that are used.
         problems: In the order of the rows.
     """
 
     strict: bool = False
+    log_level: int = logging.WARNING
     num_kept: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -55,7 +57,7 @@ class Report:
         """
         if self.strict:
             raise RecordError(str(problem))
-        logger.warning("%s", problem)
+        logger.log(self.log_level, "%s", problem)
         self.problems.append(problem)
 
     @property

@@ -14,22 +14,28 @@ from reframe_vl.types import Box, Modality
 def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
     """Checks what the schema cannot: that boxes fit the image and the image is the one described.
 
+    Each problem makes the record unusable; its message names the field.
+
     Args:
         root: The folder of the record file; None leaves out the checks that open the media.
     """
     problems = []
-    for box in record.boxes:
+    for number, box in enumerate(record.boxes):
         odd = box_problem(box.xyxy, record.media.size)
         if odd is not None:
-            problems.append(Problem(record.id, *odd))
+            reason, message = odd
+            problems.append(Problem(record.id, reason, f"boxes.{number}.xyxy: {message}"))
     if root is not None and record.modality is Modality.IMAGE:
         try:
             size = ImageFile(root / record.media.path).size
         except MediaError as error:
-            problems.append(Problem(record.id, "media_unreadable", str(error)))
+            missing = isinstance(error.__cause__, FileNotFoundError)
+            reason = "media_missing" if missing else "media_unreadable"
+            problems.append(Problem(record.id, reason, f"media.path: {error}"))
         else:
             if size != record.media.size:
-                problems.append(Problem(record.id, *size_problem(record.media.size, size)))
+                reason, message = size_problem(record.media.size, size)
+                problems.append(Problem(record.id, reason, f"media.width, height: {message}"))
     return problems
 
 

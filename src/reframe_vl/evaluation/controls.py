@@ -8,6 +8,7 @@ The calls are the canonical ones of a sample's evidence, the same for every mode
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ from reframe_vl.rollout.episode import ToolRunner
 from reframe_vl.rollout.prompt import Prompt
 from reframe_vl.tools.base import Refusal, Scene, Tool, ToolRequest, ToolResult
 from reframe_vl.types import Box, Evidence, Media, Sample
+
+logger = logging.getLogger(__name__)
 
 GREY = 128
 """Of the constant image."""
@@ -119,18 +122,19 @@ class ForcedCalls:
     _controls: dict[str, dict[Hashable, ToolRequest]] = field(default_factory=dict)
 
     def calls(self, sample: Sample, prompt: Prompt) -> list[tuple[Tool, dict[str, Any]]]:
-        """One canonical call an evidence item; none where the sample is left out.
-
-        Raises:
-            ValueError: A canonical call would be refused: the record does not fit the limits.
-        """
+        """One canonical call an evidence item; none where the sample is left out."""
         evidence = sample.evidence or Evidence()
-        calls = [
-            (tool, arguments)
-            for tool in self.tools
-            if tool.modality is sample.modality
-            for arguments in tool.canonical(evidence, prompt.scene)
-        ]
+        try:
+            calls = [
+                (tool, arguments)
+                for tool in self.tools
+                if tool.modality is sample.modality
+                for arguments in tool.canonical(evidence, prompt.scene)
+            ]
+        except ValueError as error:
+            logger.warning("Sample %s has no part in the forced-call arms: %s", sample.id, error)
+            self.left_out[sample.id] = LeftOut.NO_CANONICAL_CALL
+            return []
         if not calls:
             self.left_out[sample.id] = LeftOut.NO_EVIDENCE
             return []

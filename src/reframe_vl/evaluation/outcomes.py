@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,6 +44,35 @@ FORCED_ARMS = frozenset(
 )
 
 
+def named_arms(names: Sequence[str | bool] | None) -> tuple[Arm, ...]:
+    """The arms of these names, each once; None stands for all.
+
+    Args:
+        names: YAML reads the name ``true`` as a boolean: it means the arm all the same.
+
+    Raises:
+        ValueError: A name is unknown, there are none, or one arm needs another.
+    """
+    if names is None:
+        return tuple(Arm)
+    by_name: dict[str | bool, Arm] = {arm.value: arm for arm in Arm} | {True: Arm.TRUE}
+    valid = ", ".join(Arm)
+    if isinstance(names, str):
+        raise ValueError(
+            f"The arms are {names!r}: give a list such as [tools,no_tools], of {valid}; or null "
+            "for all of them."
+        )
+    if not names:
+        raise ValueError(f"The list of arms is empty: name some of {valid}, or give null for all.")
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"There is no arm {name!r}: choose among {valid}.")
+    arms = tuple(dict.fromkeys(by_name[name] for name in names))
+    if Arm.NO_TOOLS_MATCHED in arms and Arm.TOOLS not in arms:
+        raise ValueError("The arm no_tools_matched needs the arm tools: ask for both.")
+    return arms
+
+
 class LeftOut(StrEnum):
     """Why an item has no outcome: never the policy's fault."""
 
@@ -54,6 +83,8 @@ class LeftOut(StrEnum):
     """What is shown before the policy's first turn does not fit the context."""
     NO_EVIDENCE = "no_evidence"
     """There is no canonical call to force."""
+    NO_CANONICAL_CALL = "no_canonical_call"
+    """An evidence item cannot be asked for: a box below the shortest side of a crop."""
     NO_CONTROL = "no_control"
     """No region or frames of the evidence's size are disjoint from it."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from reframe_vl.evaluation.outcomes import Arm, EvaluationResult
+from reframe_vl.evaluation.outcomes import EvaluationResult, named_arms
 from reframe_vl.evaluation.protocols import Evaluator
 from reframe_vl.policy.loading import Policy
 from reframe_vl.rollout.encoding import Encoder
@@ -20,10 +20,15 @@ def evaluate_policy(
     tools: Sequence[Tool],
     samples: Sequence[Sample],
     conflict_samples: Sequence[Sample] | None = None,
-    arms: Iterable[Arm] | None = None,
+    arms: Sequence[str | bool] | None = None,
     log_level: int = logging.INFO,
 ) -> EvaluationResult:
-    """Plays samples as in training, but greedily, in all arms or in those given."""
+    """Plays samples as in training, but greedily, in all arms or in those named.
+
+    Raises:
+        ValueError: A name is no arm's.
+    """
+    wanted = named_arms(arms)
     evaluator = Evaluator(
         policy.model,
         policy.codec,
@@ -36,6 +41,6 @@ def evaluate_policy(
         log_level=log_level,
     )
     try:
-        return evaluator.evaluate(samples, conflict_samples, tuple(Arm) if arms is None else arms)
+        return evaluator.evaluate(samples, conflict_samples, wanted)
     finally:
         evaluator.close()

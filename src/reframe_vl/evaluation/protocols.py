@@ -16,6 +16,7 @@ from reframe_vl.evaluation.outcomes import (
     Outcome,
     gather,
     judge,
+    named_arms,
 )
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.views import ViewMaker
@@ -135,14 +136,12 @@ class Evaluator:
             arms: Which arms to play.
 
         Raises:
-            ValueError: Two samples share an id, or ``no_tools_matched`` is asked for without
-                ``tools``, whose visual tokens it is to match.
+            ValueError: Two samples share an id, there are no arms, or ``no_tools_matched`` is asked
+                for without ``tools``, whose visual tokens it is to match.
         """
         conflict_samples = conflict_samples or []
         by_id = _by_id([*samples, *conflict_samples])
-        wanted = set(arms) - (set() if conflict_samples else {Arm.CONFLICT})
-        if Arm.NO_TOOLS_MATCHED in wanted and Arm.TOOLS not in wanted:
-            raise ValueError("The arm no_tools_matched needs the arm tools: ask for both.")
+        wanted = set(named_arms(list(arms))) - (set() if conflict_samples else {Arm.CONFLICT})
         forced = ForcedCalls(
             self.environment.tools,
             self._tool_pixels,

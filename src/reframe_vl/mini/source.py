@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reframe_vl.data.datamodule import SampleDataModule
+from reframe_vl.data.datamodule import SampleDataModule, check_evaluation_size
 from reframe_vl.mini.world import MiniWorld
 from reframe_vl.types import Sample
 
@@ -43,7 +43,11 @@ def mini_image_data(
         noise: Standard deviation of the sensor noise.
         evaluation_size: Test scenes; they are the same for every seed.
         seed: Of the training scenes.
+
+    Raises:
+        ValueError: ``evaluation_size`` is no whole number of at least 1.
     """
+    check_evaluation_size(evaluation_size)
     world = MiniWorld(n_objects=n_objects, cue_strength=shortcut, noise_std=noise)
     conflict = MiniWorld(n_objects=n_objects, cue_strength=shortcut, noise_std=noise, conflict=True)
     return SampleDataModule(

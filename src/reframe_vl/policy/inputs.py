@@ -51,7 +51,8 @@ def expand(context: Context, image_token_id: int, merge_size: int) -> ExpandedCo
     placeholders in every span is checked against its images.
 
     Raises:
-        ValueError: A span's placeholders and images differ in number.
+        ValueError: A span's placeholders and images differ in number, or the very first token is
+            to be trained, which nothing predicts.
     """
     ids: list[int] = []
     trained: list[int] = []
@@ -75,6 +76,8 @@ def expand(context: Context, image_token_id: int, merge_size: int) -> ExpandedCo
                 f"Span {number} ({span.provenance}) has {placeholders} image placeholders but "
                 f"{len(span.views)} images: a span and its images are appended together."
             )
+    if trained and trained[0] == 0:
+        raise ValueError("A context's first token cannot be trained: it needs a prompt before it.")
     positions, next_position = rotary_positions(len(ids), blocks, merge_size)
     return ExpandedContext(
         np.asarray(ids, np.int64),

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 
-from reframe_vl.types import Modality, Rollout, Sample
+from reframe_vl.types import CallStatus, Modality, Rollout, Sample
 
 
 def pairwise_iou(
@@ -68,12 +68,15 @@ def frame_reward(frames: Collection[int], evidence_frames: Collection[int]) -> f
 def grounding_reward(rollout: Rollout, sample: Sample) -> float | None:
     """``box_reward`` of an image's, ``frame_reward`` of a video's successful calls.
 
-    Calls that the gate wrote are not the policy's. None where the sample has no evidence of its
-    modality: the term is then omitted.
+    Calls that the gate wrote are not the policy's. None, the term is then omitted, where the
+    sample has no evidence of its modality, or where no call succeeded and the tool itself failed.
     """
     if sample.evidence is None or not rollout.played:
         return None
-    calls = [call for call in rollout.calls if call.succeeded and not call.by_gate]
+    own = [call for call in rollout.calls if not call.by_gate]
+    calls = [call for call in own if call.succeeded]
+    if not calls and any(call.status is CallStatus.FAILED for call in own):
+        return None
     match sample.modality:
         case Modality.IMAGE:
             if not sample.evidence.boxes:

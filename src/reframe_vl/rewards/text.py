@@ -12,7 +12,8 @@ _LEAD_IN = re.compile(
     r"(?:is\b\s*:?|:|=)\s*",
     re.IGNORECASE,
 )
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# "A B" and "the A team" name something by a letter: there the article may be that letter.
+_ARTICLE = re.compile(r"^(?:the (?!an? |the )|an? (?!the )(?=[^\W\d]{2}))(?=\S)")
 _MEANINGFUL = frozenset("%#@&")
 _BETWEEN_DIGITS = frozenset(".,:/-")
 
@@ -60,16 +61,18 @@ def strip_lead_in(text: str) -> str:
 def normalise(text: str) -> str:
     """The form in which short answers are compared, whole against whole.
 
-    Markup, case, articles, white space and punctuation go; a sign, point, comma, colon or slash
-    of a number stays, as do symbols that carry meaning (``%``, ``+``, currency).
+    Markup, case, an article in front, white space and punctuation go; a sign, point, comma, colon
+    or slash of a number stays, as do symbols that carry meaning (``%``, ``+``, currency) and the
+    minus of a grade (``A-``).
 
     >>> normalise("The **red-brown** Dog!"), normalise("-3.50."), normalise("a")
     ('red brown dog', '-3.50', 'a')
+    >>> normalise("Vitamin A"), normalise("The blood group is A-.")
+    ('vitamin a', 'blood group is a-')
     """
     text = strip_markup(text).casefold()
     kept = "".join(_kept(text, i) for i in range(len(text)))
-    without_articles = " ".join(_ARTICLES.sub(" ", kept).split())
-    return without_articles or " ".join(kept.split())
+    return _ARTICLE.sub("", " ".join(kept.split()))
 
 
 def _kept(text: str, i: int) -> str:
@@ -81,4 +84,11 @@ def _kept(text: str, i: int) -> str:
         signs = char in "-." and not before.isalnum()
         if before.isdigit() or signs:
             return char
+    if char == "-" and _is_mark_of_a_letter(text, i):
+        return char
     return "" if char in "'\u2019" else " "
+
+
+def _is_mark_of_a_letter(text: str, i: int) -> bool:
+    alone = text[i - 1 : i].isalpha() and (i == 1 or text[i - 2] in ' \n\t("')
+    return alone and (i + 1 == len(text) or text[i + 1] in ' \n\t.,;:!?)"')

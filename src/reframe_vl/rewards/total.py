@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from reframe_vl.rewards.answer import answer_reward
@@ -31,6 +32,15 @@ class RewardWeights:
     penalty: float = 1.0
     validity: ValidityWeights = field(default_factory=ValidityWeights)
     call_table: CallTable = field(default_factory=CallTable)
+
+    def __post_init__(self) -> None:
+        for name in ("call", "kappa", "grounding", "penalty"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"reward.{name} is {value}, but must be a finite number that is 0 or more: "
+                    "less would turn the term's meaning round. A weight of 0 switches it off."
+                )
 
 
 def score(

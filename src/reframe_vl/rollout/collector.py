@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -101,24 +102,32 @@ class Collector:
         kept in the record and left out of all statistics.
         """
         episodes: list[Episode] = []
-        failed: dict[str, str] = {}
-        for sample in samples:
+        failed: dict[int, str] = {}
+        seen: Counter[str] = Counter()
+        firsts: list[int] = []
+        for number, sample in enumerate(samples):
+            # A sample that comes twice in a step must not give the same rollouts twice.
+            firsts.append(seen[sample.id] * plan.num_rollouts)
+            seen[sample.id] += 1
             try:
-                episodes += self._episodes(sample, plan)
+                episodes += self._episodes(sample, plan, firsts[number])
             except (MediaError, ViewError, OSError) as failure:
                 logger.warning(
                     "Sample %s is left out of step %d: %s", sample.id, plan.step, failure
                 )
-                failed[sample.id] = str(failure)
+                failed[number] = str(failure)
         rollouts = iter(self.loop.run(self._play(episodes)))
         return [
             RolloutGroup(
                 sample,
-                [self._failed(sample, plan, i, failed[sample.id]) for i in range(plan.num_rollouts)]
-                if sample.id in failed
+                [
+                    self._failed(sample, plan, firsts[number] + i, failed[number])
+                    for i in range(plan.num_rollouts)
+                ]
+                if number in failed
                 else [next(rollouts) for _ in range(plan.num_rollouts)],
             )
-            for sample in samples
+            for number, sample in enumerate(samples)
         ]
 
     async def _play(self, episodes: list[Episode]) -> list[Rollout]:
@@ -141,7 +150,7 @@ class Collector:
         finally:
             self.engine.release(session)
 
-    def _episodes(self, sample: Sample, plan: Plan) -> list[Episode]:
+    def _episodes(self, sample: Sample, plan: Plan, first: int) -> list[Episode]:
         env = self.environment
         if plan.run_tool is not None:
             env = replace(env, run_tool=plan.run_tool(sample))
@@ -152,12 +161,12 @@ class Collector:
             plan.num_rollouts,
             plan.drop_probability,
             plan.drop_mode,
-            np.random.default_rng(self._group_seed(sample, plan.step)),
+            np.random.default_rng(self._group_seed(sample, plan.step, first)),
         )
         forced = plan.forced(sample, prompt) if plan.forced else ()
         return [
             Episode(
-                self._key(sample, plan, index),
+                self._key(sample, plan, first + index),
                 sample,
                 prompt,
                 env,
@@ -182,6 +191,6 @@ class Collector:
             error=error,
         )
 
-    def _group_seed(self, sample: Sample, step: int) -> int:
-        text = f"drop/{self.seed}/{step}/{sample.id}"
+    def _group_seed(self, sample: Sample, step: int, first: int) -> int:
+        text = f"drop/{self.seed}/{step}/{sample.id}/{first}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

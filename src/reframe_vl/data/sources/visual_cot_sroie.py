@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from reframe_vl.data.records import (
     iter_json_lines,
 )
 from reframe_vl.data.report import Problem, Report
-from reframe_vl.data.sources.base import expand_evidence
+from reframe_vl.data.sources.base import expand_evidence, report_small_evidence
 from reframe_vl.data.validation import box_problem, size_problem
 from reframe_vl.types import Box, Modality
 
@@ -87,6 +88,7 @@ class VisualCotSroie:
                 report.add(Problem(where, "box_clipped", note, kept=True))
             if not record.boxes:
                 report.add(Problem(where, "no_box", "the row has no box: no evidence.", kept=True))
+            report_small_evidence(record, where, report)
             report.num_kept += 1
             yield record
 
@@ -128,7 +130,8 @@ class VisualCotSroie:
 
     def _checked_size(self, name: str) -> tuple[int, int]:
         path = self.images / name
-        if not path.is_file():
+        # Unlike Path.is_file, this is no error for a name that no file can have.
+        if not os.path.isfile(path):
             raise _Refused(
                 "media_missing",
                 f"the image {path} is not there. Fetch it, or check the folder given as images=.",

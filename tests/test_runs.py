@@ -1,0 +1,96 @@
+import json
+import zipfile
+
+import pytest
+from omegaconf import OmegaConf
+
+from reframe_vl import runs
+
+
+def config(run, **changes):
+    base = {"lr": 1e-3, "data": {"shortcut": 0.5}, "steps": 4, "resume": None, "run_name": None}
+    return OmegaConf.create(base | {"paths": {"run_dir": str(run)}} | changes)
+
+
+def started(tmp_path, name="a", overrides=("lr=1e-3",), **changes):
+    run = tmp_path / "exp" / name
+    run.mkdir(parents=True)
+    runs.begin(config(run, **changes), run)
+    identity = json.loads((run / runs.IDENTITY).read_text())
+    (run / runs.IDENTITY).write_text(json.dumps(identity | {"overrides": list(overrides)}))
+    return run
+
+
+def test_a_fresh_run_never_writes_into_anothers_directory(tmp_path):
+    run = started(tmp_path)
+    with pytest.raises(runs.ConfigError, match="resume=auto"):
+        runs.begin(config(run), run)
+    runs.begin(config(run, resume="auto"), run)
+
+
+def test_a_run_goes_on_only_with_the_settings_it_was_started_with(tmp_path):
+    run = started(tmp_path)
+    with pytest.raises(runs.ConfigError, match=r"data\.shortcut: was 0\.5, is 0\.9"):
+        runs.begin(config(run, resume="auto", data={"shortcut": 0.9}), run)
+    # How long it runs is no part of what it is.
+    runs.begin(config(run, resume="auto", steps=9), run)
+    assert OmegaConf.load(run / "config.yaml").steps == 9
+
+
+def test_auto_finds_the_newest_run_of_the_same_overrides_in_any_order(tmp_path):
+    overrides = ["seed=1", "lr=1e-3"]
+    started(tmp_path, "2026-01-01", overrides)
+    newest = started(tmp_path, "2026-01-02", overrides[::-1])
+    started(tmp_path, "2026-01-03", ["seed=2"])
+    found = runs.run_directory(str(tmp_path), "exp", "auto", None, [*overrides, "resume=auto"])
+    assert found == str(newest)
+    fresh = runs.run_directory(str(tmp_path), "exp", "auto", None, ["seed=3"])
+    assert not (tmp_path / "exp" / fresh).exists()
+
+
+def test_a_path_names_a_run_or_one_of_its_checkpoints_and_nothing_else(tmp_path):
+    run = started(tmp_path)
+    checkpoint = run / runs.CHECKPOINTS / "step_000001.ckpt"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text("x")
+    for path in (run, checkpoint):
+        assert runs.run_directory(str(tmp_path), "exp", str(path), None, []) == str(run)
+    stray = tmp_path / "a" / "b" / "foo.txt"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("x")
+    for path in (stray, tmp_path):
+        assert str(tmp_path / "exp") in runs.run_directory(
+            str(tmp_path), "exp", str(path), None, []
+        )
+
+
+def test_a_run_is_held_by_one_process_at_a_time(tmp_path):
+    refused = pytest.raises(runs.ConfigError, match="Another process")
+    with runs.lock(tmp_path), refused, runs.lock(tmp_path):
+        pass
+    with runs.lock(tmp_path):
+        pass
+
+
+def test_checkpoints_are_ordered_by_step_and_incomplete_ones_passed_over(tmp_path):
+    folder = tmp_path / runs.CHECKPOINTS
+    folder.mkdir()
+    assert runs.latest_checkpoint(tmp_path) is None
+    for step in (3, 12):
+        with zipfile.ZipFile(folder / f"step_{step:06d}.ckpt", "w") as archive:
+            archive.writestr("a", "b")
+    (folder / "step_000020.ckpt").write_bytes(b"PK half")
+    assert runs.latest_checkpoint(tmp_path).name == "step_000012.ckpt"
+
+
+def test_results_that_were_cut_short_count_as_none(tmp_path):
+    assert runs.read_results(tmp_path) is None
+    (tmp_path / runs.RESULTS).write_text("")
+    assert runs.read_results(tmp_path) is None
+    (tmp_path / runs.RESULTS).write_text('{"items": 4}')
+    assert runs.read_results(tmp_path) == {"items": 4}
+
+
+def test_what_goes_wrong_at_the_start_is_told_in_a_sentence():
+    with pytest.raises(runs.ConfigError, match="the sentence"), runs.readable_errors():
+        raise ValueError("the sentence")
