@@ -1,5 +1,11 @@
 """Trains a policy: ``python src/train.py experiment=gdgrpo_spatial [key=value …]``."""
 
+import os
+
+# NumPy is left the small work of drawing and resizing: OpenBLAS's threads would cost ten times
+# what they save. It reads this once, when it is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hydra
 from omegaconf import DictConfig
 
