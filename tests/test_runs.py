@@ -94,3 +94,8 @@ def test_results_that_were_cut_short_count_as_none(tmp_path):
 def test_what_goes_wrong_at_the_start_is_told_in_a_sentence():
     with pytest.raises(runs.ConfigError, match="the sentence"), runs.readable_errors():
         raise ValueError("the sentence")
+
+
+def test_a_run_directory_is_absolute_so_that_a_sweep_cannot_nest_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert runs.run_directory("./logs", "exp", None, "a", []) == str(tmp_path / "logs/exp/a")

@@ -85,10 +85,11 @@ def run_directory(
         run_name: The folder's name; None makes one of the time and the overrides.
         overrides: The command line's, which tell runs apart.
     """
-    folder = Path(root) / experiment
+    # Absolute, since Hydra puts a relative one below a sweep's own folder.
+    folder = Path(root).absolute() / experiment
     # One that does not exist is refused by ``check``: a resolver's error has no readable form.
     if resume and resume != "auto" and (run := _run_of(Path(resume))):
-        return str(run)
+        return str(run.absolute())
     own = [o for o in overrides if not o.startswith(_RUN_KEYS)]
     if run_name:
         sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning import seed_everything
 from lightning.pytorch import Trainer
@@ -31,24 +31,23 @@ from reframe_vl.policy.loading import Policy
 
 logger = logging.getLogger(__name__)
 
-_INTERRUPTED = 130
-
 
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Trains, or goes on with, the run of ``cfg.paths.run_dir``.
 
     Returns:
-        The final results; empty where the run was stopped or evaluation is off.
+        The final results; empty where evaluation is off.
 
     Raises:
         ConfigError: The run cannot be set up as configured.
-        SystemExit: A signal stopped it in the middle of a sweep, or of its evaluation.
+        SystemExit: A signal stopped it; the run can go on.
     """
     runs.check(cfg)
     run = Path(cfg.paths.run_dir)
     with runs.lock(run):
         with runs.readable_errors():
             runs.begin(cfg, run)
+            logger.info("Run: %s", run)
             finished = runs.read_results(run) if cfg.resume else None
             if finished is not None:
                 logger.info("This run is finished: %s", run / runs.RESULTS)
@@ -56,18 +55,22 @@ def train(cfg: DictConfig) -> dict[str, Any]:
             checkpoint = _checkpoint(cfg, run)
             trainer, module, data = _set_up(cfg, checkpoint)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
-        if any(c.received for c in _callbacks(trainer, GracefulStop)):
-            _leave_sweep()
-            return {}
+        for stop in _callbacks(trainer, GracefulStop):
+            if stop.received is not None:
+                # As of a process that the signal ended: in a sweep, Hydra would start the next
+                # job, and a script would take the run for finished.
+                raise SystemExit(128 + stop.received)
         export_policy(module.components, run / runs.POLICY)
         if not cfg.evaluate:
             return {}
         try:
             base = instantiate(cfg.model) if cfg.evaluation.base else None
-            return evaluate(cfg, module.components, base, run / runs.RESULTS)
+            report = evaluate(cfg, module.components, base, run / runs.RESULTS)
+            logger.info("Results: %s", run / runs.RESULTS)
+            return report
         except KeyboardInterrupt:
             logger.warning("Evaluation was stopped. To do it: %s", runs.resume_command(str(run)))
-            raise SystemExit(_INTERRUPTED) from None
+            raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _set_up(
@@ -78,6 +81,8 @@ def _set_up(
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     disable_progress_bar()
+    # Lightning's own use of torch, which nobody here can change.
+    warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec")
     seed_everything(cfg.seed, verbose=False)
     torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
     named_arms(cfg.evaluation.arms)
@@ -109,13 +114,6 @@ def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
 
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:
     return [c for c in trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]
-
-
-def _leave_sweep() -> None:
-    """In a sweep, Hydra would start the next job as if nothing had been asked."""
-    if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
-        logger.warning("The sweep ends here; with resume=auto it goes on where it stopped.")
-        raise SystemExit(_INTERRUPTED)
 
 
 # ------------------------------------------------------------------ evaluation
