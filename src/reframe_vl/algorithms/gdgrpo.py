@@ -48,7 +48,7 @@ class GRPOSettings:
         kl_coef: Weight of the KL penalty to the initial policy; 0 needs no reference.
         kl_estimator: k1 or k3.
         importance: Correction for the sampler's distribution; ``auto`` is off where the engine is
-            the trainer itself without lag, else ``truncated``.
+            the trainer itself, else ``truncated``.
         importance_cap: For ``truncated``.
         importance_band: For ``masked``.
         updates: U, optimiser updates of one step's rollouts.

@@ -34,7 +34,6 @@ class PolicyModule(LightningModule, ABC):
         optimizer: Makes the optimiser from parameters.
         scheduler: Makes a learning-rate scheduler from the optimiser, stepped once an update.
         max_forward_tokens: Bound of one forward in ``policy.score``.
-        lag: Optimiser steps by which rollouts may be older than the policy.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class PolicyModule(LightningModule, ABC):
         optimizer: Callable[..., Optimizer],
         scheduler: Callable[[Optimizer], Any] | None = None,
         max_forward_tokens: int = 16384,
-        lag: int = 0,
     ) -> None:
         """Takes the policy over."""
         super().__init__()
@@ -52,7 +50,6 @@ class PolicyModule(LightningModule, ABC):
         self.max_forward_tokens = max_forward_tokens
         self.engine_is_trainer = True
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
-        self._lag = lag
         self.loader = RolloutLoader(num_batches=0)
         self._metrics: dict[str, Tensor] = {}
         self._reference: VisionLanguageModel | None = None
@@ -84,8 +81,7 @@ class PolicyModule(LightningModule, ABC):
         """Resolves ``auto``: nothing to correct where the sampler is the policy itself."""
         if wanted != "auto":
             return wanted
-        exact = self.engine_is_trainer and self._lag == 0
-        return "none" if exact else "truncated"
+        return "none" if self.engine_is_trainer else "truncated"
 
     def train_dataloader(self) -> RolloutLoader:
         """Generates with the current policy; the rollout callback connects the engine."""

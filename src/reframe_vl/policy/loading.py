@@ -49,15 +49,13 @@ class Policy:
     codec: Codec
     path: str
 
-    def sampling(
-        self, temperature: float, max_new_tokens: int, also_banned: Sequence[str] = ()
-    ) -> Sampling:
+    def sampling(self, temperature: float, max_new_tokens: int) -> Sampling:
         """The distribution its turns are drawn from: placeholder and vision tokens banned.
 
         Ids of the padded vocabulary that stand for nothing are banned too.
         """
         vocabulary = self.tokenizer.get_vocab()
-        banned = [vocabulary[t] for t in (*BANNED_STRINGS, *also_banned) if t in vocabulary]
+        banned = [vocabulary[t] for t in BANNED_STRINGS if t in vocabulary]
         padded = range(len(self.tokenizer), self.model.config.text_config.vocab_size)
         stop = tuple(vocabulary[t] for t in STOP_STRINGS if t in vocabulary)
         if not stop:
