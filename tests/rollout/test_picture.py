@@ -224,10 +224,10 @@ def test_frames_of_a_video_are_framed_where_selected_and_where_they_are_evidence
 @pytest.mark.parametrize("original", [None, grey(90)])
 def test_rollouts_without_pixels_or_contexts_are_drawn_all_the_same(original):
     blind = replace(view(1), pixels=None)
-    draw_rollout(image_sample(), rollout(prompt=[blind], seen=[blind]), original, decode)
+    drawn = [draw_rollout(image_sample(), rollout(prompt=[blind], seen=[blind]), original, decode)]
     failed = rollout()
     failed.contexts, failed.error = [], "a\x1b[31m file 日本 is missing" * 40
-    draw_rollout(image_sample((0.0, 0.0, 4.0, 4.0)), failed, original, decode)
-    draw_rollout(
-        Sample("v", Modality.VIDEO, Clip(), "When?", Answer("number", "1")), failed, None, decode
-    )
+    drawn.append(draw_rollout(image_sample((0.0, 0.0, 4.0, 4.0)), failed, original, decode))
+    video = Sample("v", Modality.VIDEO, Clip(), "When?", Answer("number", "1"))
+    drawn.append(draw_rollout(video, failed, None, decode))
+    assert all(picture.ndim == 3 and np.ptp(picture) > 0 for picture in drawn)

@@ -70,5 +70,6 @@ def test_a05_any_argument_gives_a_request_or_a_refusal(name: str, value: Any, ba
     scene = IMAGE if name == "CropImage" else VIDEO
     for arguments in ({key: value}, {key: [value] * 4}, bare):
         outcome = propose(ProposedCall(name, arguments), TOOLS, scene)
+        assert isinstance(outcome, Refusal | tuple)
         if isinstance(outcome, Refusal):
-            outcome.message.encode()
+            assert outcome.message.encode()

@@ -67,8 +67,7 @@ def build_prompt(
         MediaError: The media cannot be read.
     """
     media_parts, fed = _media_parts(sample, view_maker, settings)
-    usable = [tool for tool in tools if tool.modality is sample.modality]
-    system = codec.system_text(settings.system, usable if settings.show_tools else [])
+    system = _system_text(sample, codec, tools, settings)
     scene = Scene.of(
         sample,
         codec.frame,
@@ -107,8 +106,7 @@ def prompt_tokens(
     else:
         budget, marks = settings.view_pixels, [""]
     one = view_maker.num_tokens(*view_maker.fed_size(height, width, budget))
-    usable = [tool for tool in tools if tool.modality is sample.modality]
-    system = codec.system_text(settings.system, usable if settings.show_tools else [])
+    system = _system_text(sample, codec, tools, settings)
     words: list[Part] = [Quoted(mark) for mark in marks if mark]
     scene = Scene.of(sample, codec.frame, (0, 0), max_frames=settings.max_frames)
     text = codec.prompt(system, [*words, Quoted(_question_text(scene, sample, settings))])
@@ -144,6 +142,13 @@ def _media_parts(
 def _size(view: View, view_maker: ViewMaker) -> tuple[int, int]:
     _, height, width = view.grid_thw
     return width * view_maker.patch_size, height * view_maker.patch_size
+
+
+def _system_text(
+    sample: Sample, codec: Codec, tools: Sequence[Tool], settings: PromptSettings
+) -> str:
+    usable = [tool for tool in tools if tool.modality is sample.modality]
+    return codec.system_text(settings.system, usable if settings.show_tools else [])
 
 
 def _question_text(scene: Scene, sample: Sample, settings: PromptSettings) -> str:
