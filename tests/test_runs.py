@@ -16,6 +16,7 @@ def started(tmp_path, name="a", overrides=("lr=1e-3",), **changes):
     run = tmp_path / "exp" / name
     run.mkdir(parents=True)
     runs.begin(config(run, **changes), run)
+    runs.claim(config(run, **changes), run)
     identity = json.loads((run / runs.IDENTITY).read_text())
     (run / runs.IDENTITY).write_text(json.dumps(identity | {"overrides": list(overrides)}))
     return run
@@ -34,6 +35,7 @@ def test_a_run_goes_on_only_with_the_settings_it_was_started_with(tmp_path):
         runs.begin(config(run, resume="auto", data={"shortcut": 0.9}), run)
     # How long it runs is no part of what it is.
     runs.begin(config(run, resume="auto", steps=9), run)
+    runs.claim(config(run, resume="auto", steps=9), run)
     assert OmegaConf.load(run / "config.yaml").steps == 9
 
 
@@ -99,3 +101,11 @@ def test_what_goes_wrong_at_the_start_is_told_in_a_sentence():
 def test_a_run_directory_is_absolute_so_that_a_sweep_cannot_nest_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runs.run_directory("./logs", "exp", None, "a", []) == str(tmp_path / "logs/exp/a")
+
+
+def test_a_run_that_was_never_set_up_leaves_its_name_free(tmp_path):
+    for lr in (1.0, 2.0):
+        runs.begin(config(tmp_path, lr=lr), tmp_path)
+    runs.claim(config(tmp_path, lr=2.0), tmp_path)
+    with pytest.raises(runs.ConfigError, match="already holds a run"):
+        runs.begin(config(tmp_path, lr=2.0), tmp_path)

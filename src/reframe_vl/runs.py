@@ -148,38 +148,50 @@ def check(cfg: DictConfig) -> None:
 
 
 def begin(cfg: DictConfig, run: Path) -> None:
-    """Claims a run directory for a config, or checks that the run in it is the same one.
+    """Checks that a run directory is free, or that the run in it is the same one.
 
     Raises:
         ConfigError: The directory holds a run that was not asked to go on, or another one.
     """
     path = run / IDENTITY
-    own = OmegaConf.to_container(cfg)
-    settings = {k: v for k, v in own.items() if k not in _FREE_ON_RESUME}  # type: ignore[union-attr]
-    settings = json.loads(json.dumps(settings))
-    if path.is_file():
-        if not cfg.resume:
-            raise ConfigError(
-                f"{run} already holds a run: add resume=auto to go on with it, or give another "
-                "run_name."
-            )
-        theirs = json.loads(path.read_text())["settings"]
-        changed = [
-            f"{name}: was {_flat(theirs).get(name)}, is {_flat(settings).get(name)}"
-            for name in sorted(_flat(theirs).keys() | _flat(settings).keys())
-            if _flat(theirs).get(name) != _flat(settings).get(name)
-        ]
-        if changed:
-            raise ConfigError(
-                f"{run} was started with other settings, so it cannot go on with these:\n  "
-                + "\n  ".join(changed)
-                + "\nGive the same overrides, or start a run of its own without resume."
-            )
-    else:
+    if not path.is_file():
+        return
+    if not cfg.resume:
+        raise ConfigError(
+            f"{run} already holds a run: add resume=auto to go on with it, or give another "
+            "run_name."
+        )
+    theirs, own = _flat(json.loads(path.read_text())["settings"]), _flat(_settings(cfg))
+    changed = [
+        f"{name}: was {theirs.get(name)}, is {own.get(name)}"
+        for name in sorted(theirs.keys() | own.keys())
+        if theirs.get(name) != own.get(name)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run} was started with other settings, so it cannot go on with these:\n  "
+            + "\n  ".join(changed)
+            + "\nGive the same overrides, or start a run of its own without resume."
+        )
+
+
+def claim(cfg: DictConfig, run: Path) -> None:
+    """Records what a run is, once it is set up: one that never was holds no directory."""
+    path = run / IDENTITY
+    if not path.is_file():
         overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
         kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
-        path.write_text(json.dumps({"overrides": kept, "settings": settings}, indent=1) + "\n")
+        identity = {"overrides": kept, "settings": _settings(cfg)}
+        path.write_text(json.dumps(identity, indent=1) + "\n")
     OmegaConf.save(cfg, run / "config.yaml", resolve=True)
+
+
+def _settings(cfg: DictConfig) -> dict[str, Any]:
+    """What must not change when a run goes on, as JSON holds it."""
+    chosen = {str(name): value for name, value in cfg.items() if name not in _FREE_ON_RESUME}
+    plain = OmegaConf.to_container(OmegaConf.create(chosen))
+    settings: dict[str, Any] = json.loads(json.dumps(plain))
+    return settings
 
 
 def latest_checkpoint(run: Path) -> Path | None:

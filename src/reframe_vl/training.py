@@ -54,6 +54,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
                 return show(finished)
             checkpoint = _checkpoint(cfg, run)
             trainer, module, data = _set_up(cfg, checkpoint)
+            runs.claim(cfg, run)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
         for stop in _callbacks(trainer, GracefulStop):
             if stop.received is not None:
