@@ -182,25 +182,48 @@ TRAINABLE = frozenset({Provenance.SAMPLED, Provenance.INJECTED, Provenance.EXTER
 
 @dataclass(frozen=True)
 class View:
-    """An image exactly as it is fed to the model: resized, 8-bit, placeholder count known.
+    """An image or a video exactly as it is fed to the model: resized, 8-bit, token count known.
 
     Attributes:
-        pixels: The image; None where a rollout was read back without its images.
+        pixels: The image, or the frames of the video one below the other; None where a rollout was
+            read back without its images.
         grid_thw: Patches along time, height and width, before merging.
         num_tokens: Placeholder tokens that stand for it in an expanded sequence.
-        hash: Content hash of pixels and shape.
+        hash: Content hash of pixels and shape, and of what else tells videos apart.
+        modality: Which of the two it is: each has its own placeholder.
+        patch_seconds: Of a video of several temporal patches: from one to the next.
     """
 
     pixels: RGB | None = field(repr=False, compare=False)
     grid_thw: tuple[int, int, int]
     num_tokens: int
     hash: str
+    modality: Modality = Modality.IMAGE
+    patch_seconds: float = 0.0
 
     @classmethod
-    def of(cls, pixels: RGB, grid_thw: tuple[int, int, int], num_tokens: int) -> View:
+    def of(
+        cls,
+        pixels: RGB,
+        grid_thw: tuple[int, int, int],
+        num_tokens: int,
+        modality: Modality = Modality.IMAGE,
+        patch_seconds: float = 0.0,
+    ) -> View:
         """Makes a view of pixels and names it by their content."""
-        digest = hashlib.sha256(f"{pixels.shape}".encode() + np.ascontiguousarray(pixels).tobytes())
-        return cls(pixels, grid_thw, num_tokens, digest.hexdigest()[:32])
+        kind = f"video {grid_thw} {patch_seconds}" if modality is Modality.VIDEO else ""
+        content = f"{pixels.shape}{kind}".encode() + np.ascontiguousarray(pixels).tobytes()
+        name = hashlib.sha256(content).hexdigest()[:32]
+        return cls(pixels, grid_thw, num_tokens, name, modality, patch_seconds)
+
+    @property
+    def frames(self) -> list[RGB]:
+        """The frames of the video, or the image alone; none where there are no pixels."""
+        if self.pixels is None:
+            return []
+        _, grid_h, grid_w = self.grid_thw
+        width = self.pixels.shape[1]
+        return list(self.pixels.reshape(-1, grid_h * width // grid_w, width, 3))
 
 
 @dataclass(frozen=True)
@@ -225,10 +248,10 @@ class Span:
     """A run of tokens of one provenance.
 
     Attributes:
-        token_ids: *Unexpanded* ids: one placeholder an image. ``policy.inputs`` alone expands.
+        token_ids: *Unexpanded* ids: one placeholder a view. ``policy.inputs`` alone expands.
         logprobs: The sampler's log-probs, one a token, for SAMPLED spans; None where the engine
             gave none for that token.
-        views: The images whose placeholders stand in ``token_ids``, in order.
+        views: The images and videos whose placeholders stand in ``token_ids``, in order.
         carried: Produced in an earlier context of the rollout and only shown again here: it is
             never trained in this context.
     """

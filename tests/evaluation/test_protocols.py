@@ -9,8 +9,10 @@ from reframe_vl.evaluation.outcomes import FORCED_ARMS, Arm
 from reframe_vl.evaluation.protocols import matched_views
 from reframe_vl.evaluation.report import results
 from reframe_vl.mini.world import MiniWorld
+from reframe_vl.rollout.engine import Generation
 from reframe_vl.rollout.episode import Budget
 from reframe_vl.rollout.prompt import PromptSettings
+from reframe_vl.tools.turns import CALL_OPEN
 from reframe_vl.types import Evidence, Provenance
 from tiny import tokenizer, view_maker
 
@@ -233,6 +235,28 @@ def test_images_and_videos_are_matched_each_by_itself():
         for arm in (Arm.TOOLS, Arm.NO_TOOLS_MATCHED)
     }
     assert tokens == {Arm.TOOLS: {"i": 17, "v": 16}, Arm.NO_TOOLS_MATCHED: {"i": 25, "v": 16}}
+
+
+class SelectingEngine(grey_world.ReadingEngine):
+    """Selects three frames of a video first."""
+
+    async def generate(self, session, context, how, seed):
+        if len(context.spans) > 1 or tokenizer().convert_tokens_to_ids(CALL_OPEN) in how.banned_ids:
+            return await super().generate(session, context, how, seed)
+        text = grey_world.CODEC.render_call("SelectFrames", {"frames": [0, 1, 2]})
+        ids = tuple(tokenizer()(text, add_special_tokens=False)["input_ids"])
+        return Generation(ids, (0.0,) * len(ids), "stop")
+
+
+@pytest.mark.parametrize(
+    ("video_as", "tools", "matched"), [("frames", 3 * 4 + 3 * 4, 3 * 9), ("video", 20, 2 * 16)]
+)
+def test_a_videos_first_view_is_matched_by_what_it_is_fed_as(video_as, tools, matched):
+    samples = [grey_world.video_sample("v", (1,) * 3, ((1,),), 1)]
+    prompts = PromptSettings(video_as=video_as)
+    result, _ = evaluate(samples, SelectingEngine(), arms=MAIN_ARMS, prompts=prompts)
+    tokens = {arm: result.outcomes[arm]["v"].visual_tokens for arm in MAIN_ARMS}
+    assert (tokens[Arm.TOOLS], tokens[Arm.NO_TOOLS_MATCHED]) == (tools, matched)
 
 
 def test_outcomes_do_not_depend_on_how_many_play_at_once():

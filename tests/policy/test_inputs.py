@@ -6,6 +6,8 @@ from reframe_vl.policy.inputs import expand
 from reframe_vl.types import Context, Provenance, Span
 from tiny import FAMILIES, random_context, tiny_model, tokenizer
 
+PLACEHOLDERS = tiny_model("qwen3_vl").placeholders
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_b15_positions_equal_the_models_own_rope_index(family):
@@ -28,7 +30,7 @@ def test_b16_a_span_whose_placeholders_and_images_differ_is_refused():
     view = context.views[0]
     for ids, views in (((image,), (view, view)), ((image, image), (view,)), ((40,), (view,))):
         with pytest.raises(ValueError, match="placeholders"):
-            expand(Context([Span(Provenance.OBSERVED, ids, views=views)]), image, 2)
+            expand(Context([Span(Provenance.OBSERVED, ids, views=views)]), PLACEHOLDERS, 2)
 
 
 def test_b09_a_sampled_placeholder_id_is_text_and_takes_no_pixels():
@@ -60,4 +62,4 @@ def test_b13_trained_positions_are_exactly_the_sampled_spans():
 
 def test_a_trained_first_token_is_refused():
     with pytest.raises(ValueError, match="first token"):
-        expand(Context([Span(Provenance.SAMPLED, (40,))]), 5, 2)
+        expand(Context([Span(Provenance.SAMPLED, (40,))]), PLACEHOLDERS, 2)

@@ -47,6 +47,26 @@ def test_b03_patches_of_unequal_images_follow_each_other_by_their_grids():
     np.testing.assert_array_equal(together, apart)
 
 
+def test_images_and_videos_are_cut_together_as_they_are_apart():
+    maker = view_maker()
+    frames = [noise(32, 48, seed) for seed in range(5)]
+    times = [0.0, 1.0, 2.0, 3.0, 4.0]
+    views = [maker.video(frames, times), maker.view(frames[0]), maker.video(frames[:1], [0.0])]
+    together = maker.patches(views)
+    apart = np.concatenate([maker.patches([view]) for view in views])
+    np.testing.assert_array_equal(together, apart)
+    assert [view.grid_thw[0] for view in views] == [3, 1, 1]
+    assert len(together) == sum(np.prod(view.grid_thw) for view in views)
+
+
+def test_frames_of_a_video_are_fed_at_one_size_and_read_back_from_its_view():
+    maker = view_maker()
+    view = maker.video([noise(60, 100), noise(30, 50, 1)], [0.0, 0.5], 1024)
+    assert len(view.frames) == 2
+    np.testing.assert_array_equal(view.frames[0], maker.view(noise(60, 100), 1024).pixels)
+    assert {frame.shape for frame in view.frames} == {view.frames[0].shape}
+
+
 @pytest.mark.parametrize("height, width", [(639, 31), (15420, 690), (27, 332), (3, 9000), (1, 1)])
 def test_a17_a18_a19_thin_and_tiny_images_keep_at_least_one_token_a_side(height, width):
     maker = ViewMaker(14, 2, 2, 28 * 28 * 4, 28 * 28 * 20, MEAN, STD)
@@ -74,6 +94,22 @@ def test_equal_pixels_have_equal_hashes_and_others_do_not():
     assert maker.view(np.zeros((16, 64, 3), np.uint8)).hash != (
         maker.view(np.zeros((64, 16, 3), np.uint8)).hash
     )
+
+
+def test_videos_that_the_model_sees_otherwise_have_other_hashes():
+    maker = view_maker()
+    frames = [noise(32, 32, seed) for seed in range(4)]
+    tall = np.concatenate(frames[:2])
+    views = [
+        maker.view(tall),
+        maker.video([tall], [0.0]),
+        maker.video(frames[:2], [0.0, 1.0]),
+        maker.video(frames, [0.0, 1.0, 2.0, 3.0]),
+        maker.video(frames, [0.0, 2.0, 4.0, 6.0]),
+    ]
+    assert len({view.hash for view in views}) == len(views)
+    # One temporal patch has no time of its own.
+    assert maker.video(frames[:2], [5.0, 9.0]).hash == views[2].hash
 
 
 def test_an_empty_image_and_a_folder_without_settings_are_errors_with_the_remedy(tmp_path):

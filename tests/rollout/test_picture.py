@@ -221,6 +221,20 @@ def test_frames_of_a_video_are_framed_where_selected_and_where_they_are_evidence
     assert found[150][0] == OK and found[150][1] == EVIDENCE_COLOR
 
 
+def test_a_native_videos_frames_are_drawn_one_by_one():
+    sample = Sample("v", Modality.VIDEO, Clip(), "When?", Answer("number", "1"))
+    frames = [view(level) for level in (50, 100, 150)]
+    pixels = np.concatenate([frame.pixels for frame in frames[:2]])
+    native = [
+        View.of(pixels, (1, 2, 2), 1, Modality.VIDEO),
+        replace(frames[2], modality=Modality.VIDEO),
+    ]
+    drawn = [
+        draw_rollout(sample, rollout(prompt=shown), None, decode) for shown in (frames, native)
+    ]
+    np.testing.assert_array_equal(*drawn)
+
+
 @pytest.mark.parametrize("original", [None, grey(90)])
 def test_rollouts_without_pixels_or_contexts_are_drawn_all_the_same(original):
     blind = replace(view(1), pixels=None)

@@ -103,7 +103,12 @@ def views(draw):
     height, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     pixels = np.frombuffer(draw(st.binary(min_size=48, max_size=48)), np.uint8)
     pixels = pixels[: height * width * 3].reshape(height, width, 3).copy()
-    return View.of(pixels, (1, height, width), draw(st.integers(1, 99)))
+    tokens = draw(st.integers(1, 99))
+    if draw(st.booleans()):
+        frames = np.concatenate([pixels] * draw(st.integers(1, 3)))
+        grid = (len(frames) // height, height, width)
+        return View.of(frames, grid, tokens, Modality.VIDEO, draw(finite))
+    return View.of(pixels, (1, height, width), tokens)
 
 
 @st.composite
@@ -339,6 +344,8 @@ def damaged(path: Path, old: str, new: str) -> None:
         ("[-0.5,null]", '[-0.5,"x"]', r"the field contexts\[0\]\[1\].logprobs\[1\] is 'x'"),
         ('"hash":"', '"hash":"../', r"contexts\[0\]\[0\].views\[0\].hash .* hexadecimal"),
         ('"grid_thw":[1,', '"grid_thw":[', r"grid_thw is \[2, 3\], but must be a list of 3"),
+        ('"views":[{"hash"', '"views":[{"name"', r"views\[0\].hash is missing"),
+        ('"patch_seconds":0.0', '"patch_seconds":null', "patch_seconds is None, but must be"),
         ('"kind":"number"', '"kind":"poem"', "the field sample is"),
         ("}\n", "", "not a line of strict JSON"),
     ],

@@ -25,11 +25,11 @@ from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.engine import Engine
 from reframe_vl.rollout.episode import Budget, Environment
 from reframe_vl.rollout.hf_engine import HFEngine
-from reframe_vl.rollout.prompt import PromptSettings
+from reframe_vl.rollout.prompt import PromptSettings, num_grids
 from reframe_vl.tools.base import Tool, ToolRequest, ToolResult
 from reframe_vl.tools.codec import Codec
 from reframe_vl.tools.turns import CALL_OPEN
-from reframe_vl.types import Media, Modality, Sample, Sampling, VideoMedia
+from reframe_vl.types import Media, Modality, Sample, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -206,12 +206,15 @@ class Evaluator:
             ]
             if not scored:
                 continue
-            images = [_num_images(sample.media) for sample, _ in scored]
-            tokens = sum(outcome.visual_tokens for _, outcome in scored) / sum(images)
+            grids = [
+                num_grids(sample.media, self.environment.view_maker, prompts)
+                for sample, _ in scored
+            ]
+            tokens = sum(outcome.visual_tokens for _, outcome in scored) / sum(grids)
             old = prompts.frame_pixels if modality is Modality.VIDEO else prompts.view_pixels
             view_maker, pixels = matched_views(self.environment.view_maker, old, tokens)
             # The enlarged view must not be what ends an episode.
-            room = max(images) * (pixels // view_maker.factor**2)
+            room = max(grids) * (pixels // view_maker.factor**2)
             limits = self.environment.budget
             budget = replace(
                 limits,
@@ -276,17 +279,13 @@ def matched_views(
     Args:
         view_maker: The model's own.
         max_pixels: Budget of the plain arm; None is the model's limit.
-        tokens: To match, one image.
+        tokens: To match, one image or temporal patch.
     """
     # Less a rounding error of the mean.
     side = math.ceil(math.sqrt(tokens) - 1e-6) * view_maker.factor
     budget = max(side**2, max_pixels or view_maker.max_pixels)
     limit = max(budget, view_maker.max_pixels)
     return replace(view_maker, min_pixels=side**2, max_pixels=limit), budget
-
-
-def _num_images(media: Media) -> int:
-    return len(media.timestamps_s) if isinstance(media, VideoMedia) else 1
 
 
 def _by_id(samples: Sequence[Sample]) -> dict[str, Sample]:

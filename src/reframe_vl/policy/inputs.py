@@ -1,16 +1,17 @@
 """From contexts to a model's inputs: expansion of placeholders and 3-axis positions.
 
-The only owner of expansion: everything else holds one placeholder an image.
+The only owner of expansion: everything else holds one placeholder an image or video.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from reframe_vl.types import Context, View
+from reframe_vl.types import Context, Modality, View
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ExpandedContext:
         positions: Rotary positions along time, height and width, shape (3, T).
         next_position: Position of the token that follows, the same on all three axes.
         trained: Indices into ``token_ids`` of the tokens that are trained, in order.
-        blocks: Where each image's tokens start, with the image, in reading order.
+        blocks: Where each view's tokens start, with the view, in reading order.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -33,85 +34,113 @@ class ExpandedContext:
 
     @property
     def image_mask(self) -> npt.NDArray[np.bool_]:
-        """Which tokens are images, shape (T,)."""
+        """Which tokens are images or videos, shape (T,)."""
         mask = np.zeros(len(self.token_ids), np.bool_)
         for start, view in self.blocks:
             mask[start : start + view.num_tokens] = True
         return mask
 
     def views_from(self, start: int) -> list[View]:
-        """Images whose tokens begin at ``start`` or later."""
+        """Views whose tokens begin at ``start`` or later."""
         return [view for at, view in self.blocks if at >= start]
 
 
-def expand(context: Context, image_token_id: int, merge_size: int) -> ExpandedContext:
-    """Expands each image's placeholder and lays out positions.
+def expand(
+    context: Context,
+    placeholders: Mapping[Modality, int],
+    merge_size: int,
+    tokens_per_second: float | None = None,
+) -> ExpandedContext:
+    """Expands each view's placeholder and lays out positions.
 
-    A sampled id that happens to be the placeholder's is never taken for an image: the number of
-    placeholders in every span is checked against its images.
+    A sampled id that happens to be a placeholder's is never taken for an image: the placeholders
+    in every span are checked against its views.
+
+    Args:
+        context: What is expanded.
+        placeholders: The ids that stand for an image and for a video.
+        merge_size: Patches along a side that become one token.
+        tokens_per_second: As ``rotary_positions`` takes it.
 
     Raises:
-        ValueError: A span's placeholders and images differ in number, or the very first token is
-            to be trained, which nothing predicts.
+        ValueError: A span's placeholders are not those of its views, or the very first token is to
+            be trained, which nothing predicts.
     """
-    ids: list[int] = []
-    trained: list[int] = []
+    pieces: list[npt.NDArray[np.int64]] = []
+    trained: list[npt.NDArray[np.int64]] = []
     blocks: list[tuple[int, View]] = []
+    length = 0
     for number, span in enumerate(context.spans):
-        views = iter(span.views)
-        placeholders = 0
-        for token in span.token_ids:
-            if token == image_token_id and span.views:
-                placeholders += 1
-                view = next(views, None)
-                if view is not None:
-                    blocks.append((len(ids), view))
-                    ids.extend([token] * view.num_tokens)
-                continue
-            if span.trained:
-                trained.append(len(ids))
-            ids.append(token)
-        if placeholders != len(span.views):
+        ids = np.asarray(span.token_ids, np.int64)
+        known = list(placeholders.values()) if span.views else []
+        at = np.flatnonzero(np.isin(ids, known))
+        if ids[at].tolist() != [placeholders[view.modality] for view in span.views]:
             raise ValueError(
-                f"Span {number} ({span.provenance}) has {placeholders} image placeholders but "
-                f"{len(span.views)} images: a span and its images are appended together."
+                f"Span {number} ({span.provenance}) has {len(at)} placeholders, which are not "
+                f"those of its {len(span.views)} views: a span and its views are appended together."
             )
-    if trained and trained[0] == 0:
+        repeats = np.ones(len(ids), np.int64)
+        repeats[at] = [view.num_tokens for view in span.views]
+        ends = length + np.cumsum(repeats)
+        blocks += zip((ends - repeats)[at].tolist(), span.views, strict=True)
+        if span.trained:
+            trained.append(np.delete(ends - repeats, at))
+        pieces.append(ids.repeat(repeats))
+        length += int(repeats.sum())
+    trained_T = np.concatenate([np.zeros(0, np.int64), *trained])
+    if len(trained_T) and trained_T[0] == 0:
         raise ValueError("A context's first token cannot be trained: it needs a prompt before it.")
-    positions, next_position = rotary_positions(len(ids), blocks, merge_size)
+    positions, next_position = rotary_positions(length, blocks, merge_size, tokens_per_second)
     return ExpandedContext(
-        np.asarray(ids, np.int64),
+        np.concatenate([np.zeros(0, np.int64), *pieces]),
         positions,
         next_position,
-        np.asarray(trained, np.int64),
+        trained_T,
         tuple(blocks),
     )
 
 
 def rotary_positions(
-    length: int, blocks: list[tuple[int, View]], merge_size: int
+    length: int,
+    blocks: list[tuple[int, View]],
+    merge_size: int,
+    tokens_per_second: float | None = None,
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Positions of the Qwen-VL families: text advances all axes, an image spans a grid.
+    """Positions of the Qwen-VL families: text advances all axes, an image or video spans a grid.
 
     Args:
         length: Number of expanded tokens.
-        blocks: Where each image's tokens start, with the image.
+        blocks: Where each view's tokens start, with the view.
         merge_size: Patches along a side that become one token.
+        tokens_per_second: How far a second of a video reaches along time; None for families whose
+            videos are one temporal patch a view.
 
     Returns:
         Positions of shape (3, length), and the position of the next token.
+
+    Raises:
+        ValueError: Such a family is shown a view of several temporal patches.
     """
     positions = np.empty((3, length), np.int64)
     cursor = position = 0
     for start, view in blocks:
         positions[:, cursor:start] = position + np.arange(start - cursor)
         position += start - cursor
-        _, height, width = view.grid_thw
+        time, height, width = view.grid_thw
         height, width = height // merge_size, width // merge_size
-        cursor = start + height * width
-        positions[0, start:cursor] = position
-        positions[1, start:cursor] = position + np.repeat(np.arange(height), width)
-        positions[2, start:cursor] = position + np.tile(np.arange(width), height)
+        cursor = start + time * height * width
+        if time > 1 and tokens_per_second is None:
+            raise ValueError(
+                f"View {view.hash} has {time} temporal patches, but this model takes videos one "
+                "temporal patch a view: set model.family to the family of model.path."
+            )
+        # In single precision, as in transformers: rounding decides which whole number it is.
+        interval = np.float32(tokens_per_second or 0) * np.float32(view.patch_seconds)
+        grid = np.indices((time, height, width)).reshape(3, -1)
+        grid[0] = grid[0].astype(np.float32) * interval
+        positions[:, start:cursor] = position + grid
+        # As in transformers since 5.3, however long a video is: earlier releases went on from the
+        # largest position on any axis.
         position += max(height, width)
     positions[:, cursor:] = position + np.arange(length - cursor)
     return positions, position + length - cursor

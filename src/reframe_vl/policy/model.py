@@ -22,17 +22,17 @@ from reframe_vl.policy import prefix_tree
 from reframe_vl.policy.forest import Forest
 from reframe_vl.policy.inputs import ExpandedContext, expand
 from reframe_vl.policy.views import ViewMaker
-from reframe_vl.types import Context, Sampling, View
+from reframe_vl.types import Context, Modality, Sampling, View
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class VisualFeatures:
-    """The vision tower's output for distinct images, found by content hash.
+    """The vision tower's output for distinct views, found by content hash.
 
     Attributes:
-        rows: Where each image's tokens lie in ``embeds``.
+        rows: Where each view's tokens lie in ``embeds``.
         embeds: Token embeddings.
         deepstack: One tensor for each of the first decoder layers that take visual features.
     """
@@ -44,11 +44,15 @@ class VisualFeatures:
     def gather(
         self, views: Sequence[View]
     ) -> tuple[Float[Tensor, "M hidden"], list[Float[Tensor, "M hidden"]]]:
-        """Features of images in reading order, repeated where an image is shown again."""
+        """Features of views in reading order, repeated where one is shown again."""
         index = torch.cat(
             [torch.arange(self.rows[v.hash].start, self.rows[v.hash].stop) for v in views]
         ).to(self.embeds.device)
-        return self.embeds[index], [layer[index] for layer in self.deepstack]
+        # Not by brackets: their backward pass adds one number at a time.
+        return (
+            self.embeds.index_select(0, index),
+            [layer.index_select(0, index) for layer in self.deepstack],
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Batch:
         ids: Token ids, shape (B, T).
         positions: Rotary positions, shape (3, B, T).
         lengths: Tokens of each row.
-        image_mask: Which tokens are images; from the contexts, never from the ids.
+        image_mask: Which tokens are images or videos; from the contexts, never from the ids.
     """
 
     ids: Int[Tensor, "B T"]
@@ -130,9 +134,13 @@ class VisionLanguageModel(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def image_token_id(self) -> int:
-        """The placeholder's id."""
-        return int(self.config.image_token_id)
+    def placeholders(self) -> dict[Modality, int]:
+        """The ids that stand for an image and for a video."""
+        config = self.config
+        return {
+            Modality.IMAGE: int(config.image_token_id),
+            Modality.VIDEO: int(config.video_token_id),
+        }
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -145,10 +153,10 @@ class VisionLanguageModel(nn.Module):
         finally:
             self.train(training)
 
-    # ------------------------------------------------------------------ images
+    # ------------------------------------------------------------------ images and videos
 
     def encode(self, views: Sequence[View]) -> VisualFeatures | None:
-        """Runs the vision tower once for each distinct image; None without images."""
+        """Runs the vision tower once for each distinct view; None without views."""
         distinct = list({view.hash: view for view in views}.values())
         if not distinct:
             return None
@@ -158,9 +166,12 @@ class VisionLanguageModel(nn.Module):
         grid = torch.tensor([view.grid_thw for view in distinct])
         visual = self.visual
         dtype = next(visual.parameters()).dtype
-        output = visual(
-            patches.to(self.device, dtype), grid_thw=grid.to(self.device), return_dict=True
-        )
+        # A frozen tower keeps no graph, although gradient checkpointing lets its inputs need one.
+        trained = any(parameter.requires_grad for parameter in visual.parameters())
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            output = visual(
+                patches.to(self.device, dtype), grid_thw=grid.to(self.device), return_dict=True
+            )
         ends = list(itertools.accumulate(view.num_tokens for view in distinct))
         rows = {
             view.hash: slice(end - view.num_tokens, end)
@@ -174,7 +185,9 @@ class VisionLanguageModel(nn.Module):
 
     def expand(self, context: Context) -> ExpandedContext:
         """Expands a context for this model."""
-        return expand(context, self.image_token_id, self.view_maker.merge_size)
+        # Only Qwen2.5-VL's videos run along the time axis of their positions.
+        tokens_per_second = getattr(self.config.vision_config, "tokens_per_second", None)
+        return expand(context, self.placeholders, self.view_maker.merge_size, tokens_per_second)
 
     def batch(self, rows: Sequence[ExpandedContext], starts: Sequence[int] | None = None) -> Batch:
         """Pads rows on the right.
@@ -236,7 +249,7 @@ class VisionLanguageModel(nn.Module):
             torch.from_numpy(forest.image_mask).to(device)[None],
             forest.views,
         )
-        layout = {prefix_tree.LAYOUT: prefix_tree.Layout.of(forest, device)}
+        layout = {prefix_tree.LAYOUT: prefix_tree.Layout(forest, device)}
         return self.hidden_states(batch, features, **layout)[0]
 
     def head(self, hidden: Float[Tensor, "N hidden"]) -> Float[Tensor, "N V"]:

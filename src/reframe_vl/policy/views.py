@@ -7,6 +7,7 @@ processor of the family (vLLM's, transformers') leaves it as it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from reframe_vl.types import RGB, View
+from reframe_vl.types import RGB, Modality, View
 
 MAX_ASPECT_RATIO = 100
 """Longer images are padded with grey along their short side: the family's processors refuse
@@ -30,12 +31,13 @@ class ViewError(ValueError):
 
 @dataclass(frozen=True)
 class ViewMaker:
-    """Resizes images for one model and cuts them into patches.
+    """Resizes images and videos for one model and cuts them into patches.
 
     Attributes:
         patch_size: Side of a patch in pixels.
         merge_size: Patches along a side that become one token.
-        temporal_patch_size: Frames of a patch; a still image is repeated.
+        temporal_patch_size: Frames of a patch; the last one of a view is repeated to fill it, so
+            that a still image stands in it again and again.
         min_pixels: Smaller images are enlarged to this.
         max_pixels: Larger images are reduced to this.
         mean: Per channel, of pixel values in [0, 1].
@@ -89,16 +91,37 @@ class ViewMaker:
         Raises:
             ViewError: The image has an empty side.
         """
-        height, width = image.shape[:2]
-        new_height, new_width = self.fed_size(height, width, max_pixels)
-        image = _limit_aspect_ratio(image)
-        if (new_height, new_width) != image.shape[:2]:
-            resized = Image.fromarray(image).resize(
-                (new_width, new_height), Image.Resampling.BICUBIC
-            )
-            image = np.asarray(resized)
-        grid = (1, new_height // self.patch_size, new_width // self.patch_size)
-        return View.of(image, grid, self.num_tokens(new_height, new_width))
+        height, width = self.fed_size(image.shape[0], image.shape[1], max_pixels)
+        grid = (1, height // self.patch_size, width // self.patch_size)
+        return View.of(_resized(image, height, width), grid, self.num_tokens(height, width))
+
+    def video(
+        self, frames: Sequence[RGB], times_s: Sequence[float], max_pixels: int | None = None
+    ) -> View:
+        """Resizes frames to one video view of at most ``max_pixels`` a frame.
+
+        Args:
+            frames: In order; all are fed at the size of the first one.
+            times_s: When each of them is.
+            max_pixels: The model's own limit by default.
+
+        Raises:
+            ViewError: A frame has an empty side.
+        """
+        height, width = self.fed_size(frames[0].shape[0], frames[0].shape[1], max_pixels)
+        patches = self.temporal_patches(len(frames))
+        interval = (times_s[-1] - times_s[0]) / (len(frames) - 1) if patches > 1 else 0.0
+        return View.of(
+            np.concatenate([_resized(frame, height, width) for frame in frames]),
+            (patches, height // self.patch_size, width // self.patch_size),
+            patches * self.num_tokens(height, width),
+            Modality.VIDEO,
+            interval * self.temporal_patch_size,
+        )
+
+    def temporal_patches(self, num_frames: int) -> int:
+        """Temporal patches of a video of so many frames."""
+        return -(-num_frames // self.temporal_patch_size)
 
     def fed_size(self, height: int, width: int, max_pixels: int | None = None) -> tuple[int, int]:
         """(height, width) at which an image of this size is fed.
@@ -132,32 +155,45 @@ class ViewMaker:
             ViewError: A view was read back without its pixels.
         """
         rows: list[npt.NDArray[np.float32] | None] = [None] * len(views)
-        by_grid: dict[tuple[int, int, int], list[int]] = {}
-        for index, view in enumerate(views):
-            by_grid.setdefault(view.grid_thw, []).append(index)
-        for (_, grid_h, grid_w), members in by_grid.items():
-            stack = np.stack([_pixels(views[index]) for index in members])
-            for index, row in zip(members, self._cut(stack, grid_h, grid_w), strict=True):
+        frames = [_frames(view) for view in views]
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for index, pixels in enumerate(frames):
+            by_shape.setdefault(pixels.shape, []).append(index)
+        for members in by_shape.values():
+            stack = np.stack([frames[index] for index in members])
+            for index, row in zip(members, self._cut(stack), strict=True):
                 rows[index] = row
         return np.concatenate([row for row in rows if row is not None])
 
-    def _cut(self, pixels: RGB, grid_h: int, grid_w: int) -> npt.NDArray[np.float32]:
+    def _cut(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Patches, shape (views, patches, -1), of pixels of shape (views, frames, H, W, 3)."""
         scaled = pixels.astype(np.float32) * np.float32(1 / 255)
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         normal = (scaled - mean) / std
-        p, m = self.patch_size, self.merge_size
-        cut = normal.reshape(-1, grid_h // m, m, p, grid_w // m, m, p, 3)
-        cut = cut.transpose(0, 1, 4, 2, 5, 7, 3, 6)
-        cut = np.repeat(cut[:, :, :, :, :, :, None], self.temporal_patch_size, axis=6)
-        return np.ascontiguousarray(cut.reshape(len(pixels), grid_h * grid_w, -1))
+        p, m, t = self.patch_size, self.merge_size, self.temporal_patch_size
+        views, frames, height, width, _ = pixels.shape
+        filled = np.minimum(np.arange(self.temporal_patches(frames) * t), frames - 1)
+        cut = normal[:, filled].reshape(
+            views, -1, t, height // (m * p), m, p, width // (m * p), m, p, 3
+        )
+        cut = cut.transpose(0, 1, 3, 6, 4, 7, 9, 2, 5, 8)
+        return np.ascontiguousarray(cut.reshape(views, -1, 3 * t * p**2))
 
 
-def _pixels(view: View) -> RGB:
+def _frames(view: View) -> npt.NDArray[np.uint8]:
     if view.pixels is None:
         raise ViewError(
             f"View {view.hash} has no pixels: read the rollouts back with their images folder."
         )
-    return view.pixels
+    return np.stack(view.frames)
+
+
+def _resized(image: RGB, height: int, width: int) -> RGB:
+    image = _limit_aspect_ratio(image)
+    if (height, width) == image.shape[:2]:
+        return image
+    resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(resized)
 
 
 def _limit_aspect_ratio(image: RGB) -> RGB:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from reframe_vl.types import Markup, Part, Provenance, Quoted, Span, View
+from reframe_vl.tools.codec import PLACEHOLDER, VIDEO_PLACEHOLDER
+from reframe_vl.types import Markup, Modality, Part, Provenance, Quoted, Span, View
 
 
 class Encoder:
@@ -14,17 +15,20 @@ class Encoder:
 
     Args:
         tokenizer: A fast transformers tokenizer.
-        image_token: The placeholder's text.
     """
 
-    def __init__(self, tokenizer: Any, image_token: str = "<|image_pad|>") -> None:
-        """Raises ValueError where the tokenizer does not know the placeholder."""
+    def __init__(self, tokenizer: Any) -> None:
+        """Raises ValueError where the tokenizer does not know the placeholder of images."""
         self.tokenizer = tokenizer
-        self.image_token_id: int = tokenizer.convert_tokens_to_ids(image_token)
-        if self.image_token_id is None or self.image_token_id == tokenizer.unk_token_id:
+        ids = tokenizer.get_vocab()
+        if PLACEHOLDER not in ids:
             raise ValueError(
-                f"The tokenizer has no token {image_token}: it is not of a vision-language model."
+                f"The tokenizer has no token {PLACEHOLDER}: it is not of a vision-language model."
             )
+        self._placeholders: dict[Modality, int | None] = {
+            Modality.IMAGE: ids[PLACEHOLDER],
+            Modality.VIDEO: ids.get(VIDEO_PLACEHOLDER),
+        }
         # Template text recurs in every rollout.
         self._markup = lru_cache(maxsize=4096)(self._tokenise_markup)
 
@@ -38,19 +42,32 @@ class Encoder:
         )
 
     def span(self, parts: Iterable[Part], provenance: Provenance) -> Span:
-        """Encodes parts into one span: each view becomes one placeholder."""
+        """Encodes parts into one span: each view becomes one placeholder.
+
+        Raises:
+            ValueError: A part is a video, for which the tokenizer has no placeholder.
+        """
         ids: list[int] = []
         views: list[View] = []
         for part in parts:
             match part:
                 case View():
-                    ids.append(self.image_token_id)
+                    ids.append(self._placeholder(part.modality))
                     views.append(part)
                 case Markup(text):
                     ids.extend(self._markup(text))
                 case Quoted(text):
                     ids.extend(self._tokenise_quoted(text))
         return Span(provenance, tuple(ids), views=tuple(views))
+
+    def _placeholder(self, modality: Modality) -> int:
+        token_id = self._placeholders[modality]
+        if token_id is None:
+            raise ValueError(
+                f"The tokenizer has no token {VIDEO_PLACEHOLDER}: its model takes no native video. "
+                "Set rollout.settings.prompt.video_as=frames."
+            )
+        return token_id
 
     def cut(self, text: str, max_tokens: int) -> str:
         """A tool's words, cut after ``max_tokens`` tokens.

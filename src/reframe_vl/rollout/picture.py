@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -142,7 +143,8 @@ def _video_tiles(
 ) -> list[Image.Image]:
     """One tile a frame of the grid; grey where the policy was not given the frames."""
     times = video.timestamps_s
-    views: Sequence[View | None] = given if len(given) == len(times) else [None] * len(times)
+    shown = [replace(view, pixels=frame) for view in given for frame in view.frames]
+    views: Sequence[View | None] = shown if len(shown) == len(times) else [None] * len(times)
     marked: list[tuple[frozenset[int], Color]] = []
     if evidence:
         marked.append((evidence.frames, EVIDENCE_COLOR))

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.tools.base import Scene, Tool
 from reframe_vl.tools.codec import Codec
 from reframe_vl.tools.select_frames import frame_range
-from reframe_vl.types import Part, Provenance, Quoted, Sample, Span, VideoMedia, View
+from reframe_vl.types import (
+    Media,
+    Modality,
+    Part,
+    Provenance,
+    Quoted,
+    Sample,
+    Span,
+    VideoMedia,
+    View,
+)
+
+VideoAs = Literal["frames", "video"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class PromptSettings:
         max_frames: Most frames that one call may select.
         reorder_reversed: Put reversed boxes in order instead of refusing them.
         frame_hint: Say before a video's question which frames there are to select.
+        video_as: How a video's first view is fed: each frame as a still image after its time
+            (``frames``), or in the family's native form (``video``).
     """
 
     system: str = ""
@@ -51,6 +66,11 @@ class PromptSettings:
     max_frames: int = 8
     reorder_reversed: bool = False
     frame_hint: bool = True
+    video_as: VideoAs = "frames"
+
+    def __post_init__(self) -> None:
+        if self.video_as not in get_args(VideoAs):
+            raise ValueError(f"video_as is {self.video_as!r}: it must be frames or video.")
 
 
 def build_prompt(
@@ -65,13 +85,17 @@ def build_prompt(
 
     Raises:
         MediaError: The media cannot be read.
+        ValueError: The video is to be fed in a native form that the model does not have.
     """
-    media_parts, fed = _media_parts(sample, view_maker, settings)
+    media_parts = _media_parts(
+        sample.media, codec, view_maker, settings, _look(sample.media, view_maker, settings)
+    )
+    first = next(part for part in media_parts if isinstance(part, View))
     system = _system_text(sample, codec, tools, settings)
     scene = Scene.of(
         sample,
         codec.frame,
-        fed,
+        _size(first, view_maker),
         min_side=settings.min_side,
         max_frames=settings.max_frames,
         reorder_reversed=settings.reorder_reversed,
@@ -98,21 +122,32 @@ def prompt_tokens(
 
     Raises:
         MediaError: The size cannot be read.
+        ValueError: The video is to be fed in a native form that the model does not have.
     """
     media = sample.media
     width, height = media.size
-    if isinstance(media, VideoMedia):
-        budget, marks = settings.frame_pixels, [timestamp(t) for t in media.timestamps_s]
-    else:
-        budget, marks = settings.view_pixels, [""]
-    one = view_maker.num_tokens(*view_maker.fed_size(height, width, budget))
+    budget = settings.frame_pixels if isinstance(media, VideoMedia) else settings.view_pixels
+    height, width = view_maker.fed_size(height, width, budget)
+    grid_hw = (height // view_maker.patch_size, width // view_maker.patch_size)
+    modality = Modality.VIDEO if _is_native(media, settings) else Modality.IMAGE
+
+    def unseen(frames: range) -> View:
+        time = view_maker.temporal_patches(len(frames))
+        tokens = time * view_maker.num_tokens(height, width)
+        return View(None, (time, *grid_hw), tokens, "", modality)
+
     system = _system_text(sample, codec, tools, settings)
-    words: list[Part] = [Quoted(mark) for mark in marks if mark]
     scene = Scene.of(sample, codec.frame, (0, 0), max_frames=settings.max_frames)
-    text = codec.prompt(system, [*words, Quoted(_question_text(scene, sample, settings))])
-    # Each image also has its two vision tags.
-    visual = one * len(marks)
-    return len(encoder.span(text, Provenance.PROMPT)) + visual + 2 * len(marks), visual
+    parts = _media_parts(media, codec, view_maker, settings, unseen)
+    question = Quoted(_question_text(scene, sample, settings))
+    span = encoder.span(codec.prompt(system, [*parts, question]), Provenance.PROMPT)
+    return len(span), span.num_visual_tokens
+
+
+def num_grids(media: Media, view_maker: ViewMaker, settings: PromptSettings) -> int:
+    """Grids of visual tokens that a first view has: one an image, frame or temporal patch."""
+    frames = len(media.timestamps_s) if isinstance(media, VideoMedia) else 1
+    return view_maker.temporal_patches(frames) if _is_native(media, settings) else frames
 
 
 def timestamp(seconds: float) -> str:
@@ -120,23 +155,58 @@ def timestamp(seconds: float) -> str:
     return f"<{seconds:.1f} seconds>"
 
 
+def _is_native(media: Media, settings: PromptSettings) -> bool:
+    return isinstance(media, VideoMedia) and settings.video_as == "video"
+
+
 def _media_parts(
-    sample: Sample, view_maker: ViewMaker, settings: PromptSettings
-) -> tuple[list[Part], tuple[int, int]]:
-    """The media as views, and the size at which the first one is fed."""
-    media = sample.media
-    if isinstance(media, VideoMedia):
-        budget = settings.frame_pixels or view_maker.max_pixels
-        frames = media.look(range(len(media.timestamps_s)), budget)
-        views = [view_maker.view(frame, budget) for frame in frames]
-        parts: list[Part] = []
-        for seconds, view in zip(media.timestamps_s, views, strict=True):
-            parts += [Quoted(timestamp(seconds)), view]
-    else:
+    media: Media,
+    codec: Codec,
+    view_maker: ViewMaker,
+    settings: PromptSettings,
+    view: Callable[[range], View],
+) -> list[Part]:
+    """The media as views, those of a video after their times.
+
+    Args:
+        view: Makes the one view of some frames; an image is its only frame.
+    """
+    if not isinstance(media, VideoMedia):
+        return [view(range(1))]
+    times = media.timestamps_s
+    size = 1
+    if _is_native(media, settings):
+        if codec.video is None:
+            raise ValueError(
+                "This model family has no native form of videos: set "
+                "rollout.settings.prompt.video_as=frames."
+            )
+        if codec.video == "block":
+            return [view(range(len(times)))]
+        size = view_maker.temporal_patch_size
+    parts: list[Part] = []
+    for start in range(0, len(times), size):
+        frames = range(len(times))[start : start + size]
+        # A temporal patch is in the middle of its frames, as the families' processors have it.
+        middle = (times[frames[0]] + times[frames[-1]]) / 2
+        parts += [Quoted(timestamp(middle)), view(frames)]
+    return parts
+
+
+def _look(media: Media, view_maker: ViewMaker, settings: PromptSettings) -> Callable[[range], View]:
+    """Looks at the media and returns what makes a view of some of its frames."""
+    if not isinstance(media, VideoMedia):
         budget = settings.view_pixels or view_maker.max_pixels
-        views = [view_maker.view(media.look(None, budget), budget)]
-        parts = [*views]
-    return parts, _size(views[0], view_maker)
+        whole = view_maker.view(media.look(None, budget), budget)
+        return lambda _: whole
+    budget = settings.frame_pixels or view_maker.max_pixels
+    times = media.timestamps_s
+    pixels = media.look(range(len(times)), budget)
+    if not _is_native(media, settings):
+        return lambda frames: view_maker.view(pixels[frames[0]], budget)
+    return lambda frames: view_maker.video(
+        pixels[frames.start : frames.stop], times[frames.start : frames.stop], budget
+    )
 
 
 def _size(view: View, view_maker: ViewMaker) -> tuple[int, int]:

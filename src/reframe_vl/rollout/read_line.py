@@ -116,7 +116,14 @@ def read_view(field: Field) -> View:
     if not _HASH.fullmatch(name):
         field["hash"].wrong("a hash of 32 hexadecimal digits")
     time, height, width = field["grid_thw"].each(Field.whole, length=3)
-    return View(None, (time, height, width), field["num_tokens"].whole(), name)
+    return View(
+        None,
+        (time, height, width),
+        field["num_tokens"].whole(),
+        name,
+        field["modality"].member(Modality),
+        field["patch_seconds"].number(),
+    )
 
 
 def _media(field: Field, modality: Modality) -> Media:

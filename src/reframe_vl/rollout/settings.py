@@ -10,7 +10,6 @@ from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.episode import Budget, Environment
 from reframe_vl.rollout.prompt import PromptSettings
 from reframe_vl.tools.base import Tool, ToolRequest, ToolResult
-from reframe_vl.tools.codec import PLACEHOLDER
 from reframe_vl.types import Media, Sampling
 
 
@@ -49,7 +48,7 @@ def make_environment(policy: Policy, tools: Sequence[Tool], budget: Budget) -> E
 
     return Environment(
         codec=policy.codec,
-        encoder=Encoder(policy.tokenizer, PLACEHOLDER),
+        encoder=Encoder(policy.tokenizer),
         view_maker=policy.model.view_maker,
         tools=tools,
         budget=budget,

@@ -135,12 +135,12 @@ def read_rollouts(path: Path, images: bool = True) -> list[RolloutGroup]:
     """
 
     @cache
-    def load(grid_thw: tuple[int, int, int], num_tokens: int, name: str) -> View:
-        return _load_view(View(None, grid_thw, num_tokens, name), path)
+    def load(view: View) -> View:
+        return _load_view(view, path)
 
     def view(field: Field) -> View:
         read = read_view(field)
-        return load(read.grid_thw, read.num_tokens, read.hash) if images else read
+        return load(read) if images else read
 
     groups: dict[int, tuple[Any, RolloutGroup]] = {}
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
@@ -182,7 +182,7 @@ def _load_view(view: View, step_file: Path) -> View:
         ) from None
     except (OSError, SyntaxError) as error:
         raise _damaged(step_file, path, str(error)) from error
-    loaded = View.of(pixels, view.grid_thw, view.num_tokens)
+    loaded = View.of(pixels, view.grid_thw, view.num_tokens, view.modality, view.patch_seconds)
     if loaded.hash != view.hash:
         raise _damaged(step_file, path, "its pixels are not those that its name stands for")
     return replace(view, pixels=pixels)

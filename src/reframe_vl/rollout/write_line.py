@@ -132,7 +132,13 @@ def _span_fields(span: Span, decode: Callable[[tuple[int, ...]], str]) -> dict[s
         "token_ids": span.token_ids,
         "logprobs": None if span.logprobs is None else _numbers(span.logprobs),
         "views": [
-            {"hash": view.hash, "grid_thw": view.grid_thw, "num_tokens": view.num_tokens}
+            {
+                "hash": view.hash,
+                "modality": view.modality,
+                "grid_thw": view.grid_thw,
+                "num_tokens": view.num_tokens,
+                "patch_seconds": view.patch_seconds,
+            }
             for view in span.views
         ],
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from reframe_vl.tools.base import ProposedCall, Refusal, Tool
 from reframe_vl.tools.coordinates import CoordinateFrame
@@ -21,11 +21,11 @@ from reframe_vl.types import Markup, Part, View
 TURN_OPEN = "<|im_start|>"
 TURN_CLOSE = "<|im_end|>"
 VISION_OPEN, VISION_CLOSE = "<|vision_start|>", "<|vision_end|>"
-PLACEHOLDER = "<|image_pad|>"
+PLACEHOLDER, VIDEO_PLACEHOLDER = "<|image_pad|>", "<|video_pad|>"
 STOP_STRINGS = (TURN_CLOSE,)
 BANNED_STRINGS = (
     PLACEHOLDER,
-    "<|video_pad|>",
+    VIDEO_PLACEHOLDER,
     "<|vision_pad|>",
     VISION_OPEN,
     VISION_CLOSE,
@@ -36,6 +36,10 @@ BANNED_STRINGS = (
 """Special tokens that a policy may never sample: their count must equal that of the images, and a
 turn ends in one way only. Those that a tokenizer does not have are skipped by whoever looks up ids.
 """
+
+VideoForm: TypeAlias = Literal["patches", "block"]
+"""How a family writes a native video: each temporal patch by itself, after its time, or all of them
+in one block, whose times only the positions tell."""
 
 
 @runtime_checkable
@@ -60,12 +64,14 @@ class Codec:
         frame: What the numbers of the model's boxes mean.
         opening: What the template writes at the start of every assistant turn.
         tools_first: The tool section stands before the system prompt's words, not after.
+        video: How a native video is written; None where there is no such form.
     """
 
     dialect: Dialect
     frame: CoordinateFrame
     opening: str = ""
     tools_first: bool = False
+    video: VideoForm | None = None
 
     def tools_text(self, tools: Sequence[Tool]) -> str:
         """The tool section of the system prompt, in the family's own words."""
@@ -150,11 +156,12 @@ def codec_for(
                 JsonDialect(compact),
                 CoordinateFrame.GRID_1000,
                 opening="<think>\n" if thinking else "",
+                video="patches",
             )
         case "qwen2_5_vl":
             if thinking:
                 raise ValueError("qwen2_5_vl has no thinking form: set thinking to false.")
-            codec = Codec(JsonDialect(compact), CoordinateFrame.PIXEL_FED)
+            codec = Codec(JsonDialect(compact), CoordinateFrame.PIXEL_FED, video="block")
         case "qwen3_5":
             if compact:
                 raise ValueError("qwen3_5 calls have no compact form: set compact to false.")
@@ -163,6 +170,7 @@ def codec_for(
                 CoordinateFrame.GRID_1000,
                 opening="<think>\n" if thinking else "<think>\n\n</think>\n\n",
                 tools_first=True,
+                video="patches",
             )
         case _:
             raise ValueError(
