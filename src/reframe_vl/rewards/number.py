@@ -16,7 +16,7 @@ _NUMBER = re.compile(
     \s*[{_CURRENCY}]?\s*
     (?P<scale>\b(?:thousand|million|billion|trillion)\b|(?<=[\d ])k\b)?
     \s*(?P<unit>%|°?(?:[^\W\d_]+(?:/[^\W\d_]+)?(?:\^?[23])?)?)\s*\.?""",
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
 _SCALES = {"": 1, "k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _SCALES["trillion"] = 10**12
@@ -46,15 +46,17 @@ def read_number(text: str) -> Quantity | None:
     >>> read_number("5 million").value == 5_000_000
     True
     """
-    text = strip_lead_in(strip_markup(text))
+    # Folded first: a pattern that ignores case takes U+0130 and U+0131 for an i, and so words for
+    # scales that the table does not have.
+    text = strip_lead_in(strip_markup(text)).casefold()
     match = _NUMBER.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None or (match["sign"] and match["sign2"]):
         return None
     sign = -1 if "-" in match["sign"] + match["sign2"] else 1
     digits = re.sub(r"[, ]", "", match["digits"])
     value = Fraction(digits.rstrip(".") + (match["exponent"] or ""))
-    unit = match["unit"].casefold()
-    scale = _SCALES[(match["scale"] or "").casefold()]
+    unit = match["unit"]
+    scale = _SCALES[match["scale"] or ""]
     return Quantity(sign * scale * value, "" if unit in _PERCENT else unit)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_PAIRED = re.compile(r"(?<!\w)(\*{1,3}|_{1,3}|`{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL)
+_MARKS = ("***", "**", "*", "___", "__", "_", "```", "``", "`", "~~")
+_OPENING_MARK = re.compile(r"(?<!\w)(?:[*_`]|~~)")
+_CLOSING_MARK = {mark: re.compile(rf"(?<=\S){re.escape(mark)}(?!\w)") for mark in _MARKS}
 _LATEX_TEXT = re.compile(r"\\(?:boxed|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 _LEAD_IN = re.compile(
     r"^(?:so,?\s+)?(?:(?:the|my)\s+)?(?:(?:final|correct|best|right)\s+)?answer\s*"
@@ -16,6 +18,7 @@ _LEAD_IN = re.compile(
 _ARTICLE = re.compile(r"^(?:the (?!an? |the )|an? (?!the )(?=[^\W\d]{2}))(?=\S)")
 _MEANINGFUL = frozenset("%#@&")
 _BETWEEN_DIGITS = frozenset(".,:/-")
+_MAX_LAYERS = 20
 
 
 def plain(text: str) -> str:
@@ -39,14 +42,40 @@ def strip_markup(text: str) -> str:
     ('Answer: 7', 'D', '2*3*4')
     """
     text = plain(text)
-    while True:
-        inner = _PAIRED.sub(r"\2", text)
-        inner = _LATEX_TEXT.sub(r"\1", inner)
+    # Text nested in thousands of layers is no short answer, and each layer is a pass over it.
+    for _ in range(_MAX_LAYERS):
+        inner = _LATEX_TEXT.sub(r"\1", _strip_emphasis(text))
         inner = re.sub(r"^(\$\$?)([^$]+)\1$", r"\2", inner)
         inner = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", inner, flags=re.DOTALL).strip()
         if inner == text:
-            return text
+            break
         text = inner
+    return text
+
+
+def _strip_emphasis(text: str) -> str:
+    """Drops pairs of marks around something, the outermost pairs only.
+
+    Where no mark of a kind closes, none does further on: so each kind is looked for in vain once,
+    and the time is linear, which it is not for one pattern of both marks.
+    """
+    kept: list[str] = []
+    copied = position = 0
+    unclosed: set[str] = set()
+    while opening := _OPENING_MARK.search(text, position):
+        start = opening.start()
+        position = start + 1
+        for mark in _MARKS:
+            inner = start + len(mark)
+            begins = text.startswith(mark, start) and not text[inner : inner + 1].isspace()
+            if not begins or mark in unclosed:
+                continue
+            if closing := _CLOSING_MARK[mark].search(text, inner + 1):
+                kept += text[copied:start], text[inner : closing.start()]
+                copied = position = closing.end()
+                break
+            unclosed.add(mark)
+    return "".join([*kept, text[copied:]])
 
 
 def strip_lead_in(text: str) -> str:

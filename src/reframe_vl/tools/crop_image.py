@@ -43,7 +43,8 @@ def region(
     if x0 == x1 or y0 == y1:
         return Refusal(Reason.EMPTY_BOX, "The box has no area.")
     width, height = size
-    x0, y0, x1, y1 = max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height))
+    # 0.0 stands first so that -0.0, which media may tell from it, becomes it.
+    x0, y0, x1, y1 = max(0.0, x0), max(0.0, y0), min(x1, float(width)), min(y1, float(height))
     if x0 >= x1 or y0 >= y1:
         return Refusal(Reason.OUTSIDE_IMAGE, "The box lies wholly outside the image.")
     if min(x1 - x0, y1 - y0) < min_side:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 from reframe_vl.tools.base import Reason, Refusal
@@ -61,8 +62,8 @@ def _refuse_constant(text: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Duplicate(ascii(next(name for name in names if names.count(name) > 1)[:40]))
+        counts = Counter(name for name, _ in pairs)
+        raise _Duplicate(ascii(next(name for name in counts if counts[name] > 1)[:40]))
     return values
 
 

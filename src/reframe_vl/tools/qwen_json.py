@@ -72,9 +72,7 @@ class JsonDialect:
         arguments = _arguments(call.get("arguments", {}))
         if isinstance(arguments, Refusal):
             return arguments
-        # JSON escapes can spell half a character, which no file and no tokenizer accepts.
-        name = name.strip().encode(errors="replace").decode()
-        return ProposedCall(name, arguments, body)
+        return ProposedCall(_whole(name.strip()), arguments, body)
 
 
 def _arguments(value: Any) -> Any:
@@ -83,7 +81,7 @@ def _arguments(value: Any) -> Any:
         return value
     if not value.strip():
         return {}
-    decoded = decode(value, Reason.BAD_ARGUMENTS_JSON)
+    decoded = decode(_whole(value), Reason.BAD_ARGUMENTS_JSON)
     if isinstance(decoded, Refusal):
         return Refusal(decoded.reason, f"In the arguments: {decoded.message}")
     arguments, rest = decoded
@@ -92,3 +90,12 @@ def _arguments(value: Any) -> Any:
             Reason.BAD_ARGUMENTS_JSON, "In the arguments: there is more text after the object."
         )
     return arguments
+
+
+def _whole(text: str) -> str:
+    """Replaces halves of characters: JSON escapes spell them, no file and no tokenizer takes them.
+
+    In arguments that are decoded once more, two halves could also meet and become one character
+    only when they are written down and read back.
+    """
+    return text.encode(errors="replace").decode()

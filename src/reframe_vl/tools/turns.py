@@ -50,10 +50,13 @@ def read_turn(
     answers: list[str] = []
     bodies: list[str | None] = []
     call_start = None
+    answers_close = True
     position = _after(text, "</think>", 0) if thinking else 0
     while opening := _OPENING.search(text, position):
         tag = opening.group()
-        end = text.find(_CLOSING[tag], opening.end())
+        # Looked for in vain once only: a turn may open thousands of answers.
+        look = tag != "<answer>" or answers_close
+        end = text.find(_CLOSING[tag], opening.end()) if look else -1
         body = text[opening.end() : end] if end >= 0 else None
         if tag == CALL_OPEN:
             bodies.append(body)
@@ -63,6 +66,7 @@ def read_turn(
         if body is not None:
             position = end + len(_CLOSING[tag])
         elif tag == "<answer>":
+            answers_close = False
             position = opening.end()
         else:
             break
