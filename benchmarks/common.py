@@ -88,11 +88,12 @@ def _cell(value: Any) -> str:
     return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any], indent: int | None = 1) -> None:
     """Writes a report atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    separators = (",", ":") if indent is None else None
+    temporary.write_text(json.dumps(content, indent=indent, separators=separators) + "\n")
     os.replace(temporary, path)
 
 

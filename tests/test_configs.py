@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.runs import register_resolvers
+from reframe_vl.types import Modality
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
@@ -54,7 +55,27 @@ def test_every_experiment_is_instantiated_at_every_scale(experiment, scale, tmp_
     assert trainer.max_epochs == cfg.steps
 
 
-def test_the_baseline_differs_from_the_method_in_drop_reward_and_subgroups_only():
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_has_its_embedded_data(experiment):
+    data = instantiate(composed(f"experiment={experiment}", "data.evaluation_size=4").data)
+    modality = Modality.VIDEO if "temporal" in experiment else Modality.IMAGE
+    for samples in (data.next_samples(3), data.evaluation_samples(), data.conflict_samples()):
+        assert {sample.modality for sample in samples} == {modality}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_can_train_on_images_and_videos(experiment):
+    cfg = composed(f"experiment={experiment}", "data=mini_mixed", "data.evaluation_size=4")
+    data = instantiate(cfg.data)
+    for samples in (data.next_samples(16), data.evaluation_samples(), data.conflict_samples()):
+        assert {sample.modality for sample in samples} == set(Modality)
+
+
+@pytest.mark.parametrize(
+    ("method", "baseline"),
+    [("gdgrpo_spatial", "grpo_outcome"), ("gdgrpo_temporal", "grpo_outcome_temporal")],
+)
+def test_the_baseline_differs_from_the_method_in_drop_reward_and_subgroups_only(method, baseline):
     def without_names(cfg):
         flat = {}
 
@@ -68,8 +89,8 @@ def test_the_baseline_differs_from_the_method_in_drop_reward_and_subgroups_only(
         walk(OmegaConf.to_container(cfg, resolve=True))
         return flat
 
-    method = without_names(composed("experiment=gdgrpo_spatial"))
-    baseline = without_names(composed("experiment=grpo_outcome"))
+    method = without_names(composed(f"experiment={method}"))
+    baseline = without_names(composed(f"experiment={baseline}"))
     different = {k for k in method if method[k] != baseline.get(k)}
     assert {k for k in different if not k.startswith((".callbacks", ".experiment_name"))} == {
         ".drop",

@@ -10,6 +10,7 @@ from reframe_vl.mini.base_measure import measure
 from reframe_vl.mini.lessons import LessonWriter
 from reframe_vl.mini.model import ASSETS, NUM_BASES, base_folder, build_model, save_checkpoint
 from reframe_vl.mini.tokenizer import CHAT_TEMPLATE, build_tokenizer
+from reframe_vl.mini.video_world import MiniVideoWorld
 from reframe_vl.mini.world import MiniWorld
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.views import ViewMaker
@@ -76,12 +77,13 @@ def test_a_base_that_is_not_shipped_is_refused():
         base_folder(3)
 
 
+@pytest.mark.parametrize("world", [MiniWorld(), MiniVideoWorld()], ids=["image", "video"])
 @pytest.mark.parametrize("index", BASES)
-def test_a_base_uses_its_tool_weakly(index):
+def test_a_base_uses_its_tools_weakly(index, world):
     model = load(base_folder(index))
     encoder = Encoder(AutoTokenizer.from_pretrained(base_folder(index)))
     writer = LessonWriter(codec_for("qwen3_vl", compact=True), encoder, model.view_maker)
-    figures = measure(model, writer, MiniWorld(), num_scenes=128)
+    figures = measure(model, writer, world, num_scenes=128)
     assert 0.3 < figures.call_rate < 0.7
     assert figures.bad_turn_rate < 0.1
     assert figures.sampled_iou < 0.5

@@ -8,20 +8,17 @@ import pytest
 from transformers import Qwen3VLForConditionalGeneration
 
 from reframe_vl.mini import base_measure
-from reframe_vl.mini.base_training import FORMAT, VISION, WEAKENING
+from reframe_vl.mini.base_training import STAGES, VISION
 
 make_base = importlib.import_module("reframe_vl.mini.make_base")
 
 
 @pytest.fixture
 def short_stages(monkeypatch):
-    for name, stage, changes in (
-        ("VISION", VISION, {"scenes": 20}),
-        ("FORMAT", FORMAT, {}),
-        ("WEAKENING", WEAKENING, {}),
-    ):
-        short = dataclasses.replace(stage, steps=2, batch_size=8, **changes)
-        monkeypatch.setattr(make_base, name, short)
+    vision = dataclasses.replace(VISION, steps=2, batch_size=8, frames=4, scenes=20, videos=4)
+    stages = [dataclasses.replace(stage, steps=2, batch_size=8) for stage in STAGES]
+    monkeypatch.setattr(make_base, "VISION", vision)
+    monkeypatch.setattr(make_base, "STAGES", stages)
     monkeypatch.setattr(make_base, "measure", functools.partial(base_measure.measure, num_scenes=8))
 
 
@@ -32,7 +29,8 @@ def test_a_seed_decides_the_checkpoint(tmp_path):
         folder = tmp_path / str(number)
         figures = make_base.make_base(seed, folder)
         assert figures["seed"] == seed
-        assert 0 <= figures["call_rate"] <= 1
+        for world in ("image", "video"):
+            assert 0 <= figures[world]["call_rate"] <= 1
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
     Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "0")

@@ -56,11 +56,11 @@ def results_over_runs(runs: Sequence[Run]) -> dict[str, Any]:
             f"{len(runs)} runs, some with a base and some without: give at least one run, and "
             "either all bases or none."
         )
-    columns = [_measures(run.policy, run.base) for run in runs]
+    columns = [measures(run.policy, run.base) for run in runs]
     report: dict[str, Any] = {"accuracy": {}, "visual_tokens": {}}
     for group, name in columns[0]:
         section = report[group] if group else report
-        section[name] = _interval(runs, [column[group, name] for column in columns])
+        section[name] = interval(runs, [column[group, name] for column in columns])
     left_out: dict[str, Counter[str]] = {}
     for run in runs:
         for scope, reasons in run.policy.left_out.items():
@@ -108,10 +108,13 @@ def _cell(report: Mapping[str, Any], path: Sequence[str]) -> str:
     return f"{entry['value']:.3f} ({entry['low']:.3f} to {entry['high']:.3f})"
 
 
-def _measures(
-    policy: EvaluationResult, base: EvaluationResult | None
+def measures(
+    policy: EvaluationResult, base: EvaluationResult | None = None
 ) -> dict[tuple[str, str], Terms]:
-    """The items' terms of every measure, by section and name; empty where it is not defined."""
+    """The items' terms of every measure, by section and name; empty where it is not defined.
+
+    The section is that of results.json: ``accuracy``, ``visual_tokens``, or empty for its top.
+    """
     arms = {arm: policy.outcomes.get(arm, {}) for arm in Arm}
     tools, no_tools = arms[Arm.TOOLS], arms[Arm.NO_TOOLS]
     base_no_tools = base.outcomes.get(Arm.NO_TOOLS, {}) if base else {}
@@ -168,7 +171,13 @@ def _right(arm: Mapping[str, Outcome], names: Sequence[str]) -> Tensor:
     return torch.tensor([arm[name].correct for name in names], dtype=torch.bool)
 
 
-def _interval(runs: Sequence[Run], columns: Sequence[Terms]) -> dict[str, float] | None:
+def interval(runs: Sequence[Run], columns: Sequence[Terms]) -> dict[str, float] | None:
+    """The mean of terms over runs and items with its interval; None where there are no terms.
+
+    Args:
+        runs: Where the terms are from: base, seed, and the media of the items.
+        columns: Terms of each run.
+    """
     rows = [
         (value, run.policy.media[name], run.base_name, run.seed)
         for run, terms in zip(runs, columns, strict=True)

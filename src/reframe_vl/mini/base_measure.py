@@ -10,15 +10,14 @@ import numpy as np
 import torch
 
 from reframe_vl.mini.glyphs import NUM_DIGITS
-from reframe_vl.mini.lessons import LessonWriter, evidence_box
-from reframe_vl.mini.world import MiniWorld
+from reframe_vl.mini.lessons import TOOLS, LessonWriter, evidence_requests
+from reframe_vl.mini.source import World
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.rewards.grounding import pairwise_iou
 from reframe_vl.rollout.engine import Generation
 from reframe_vl.rollout.hf_engine import HFEngine
-from reframe_vl.tools.base import Refusal, Scene, propose
+from reframe_vl.tools.base import Refusal, Scene, ToolRequest, propose
 from reframe_vl.tools.codec import BANNED_STRINGS, STOP_STRINGS
-from reframe_vl.tools.crop_image import CropImage
 from reframe_vl.types import Context, Markup, Provenance, Sample, Sampling, Span
 
 SPLIT = "base_check"
@@ -28,7 +27,7 @@ MAX_TURN_TOKENS = 20
 
 @dataclass(frozen=True)
 class BaseFigures:
-    """Figures of a base checkpoint on one set of scenes.
+    """Figures of a base checkpoint on one set of samples.
 
     Attributes:
         no_tool_accuracy: Greedy answers at once.
@@ -36,7 +35,8 @@ class BaseFigures:
         oracle_dropped_accuracy: The same without the original.
         call_rate: Sampled first turns that are a valid call, at temperature 1.
         bad_turn_rate: Sampled first turns that are neither a valid call nor an answer.
-        greedy_iou: IoU of the greedy call, once a call is begun, with the evidence.
+        greedy_iou: IoU of the greedy call, once a call is begun, with the evidence; of boxes or
+            of sets of frames.
         sampled_iou: Mean IoU of the sampled valid calls.
     """
 
@@ -50,20 +50,22 @@ class BaseFigures:
 
 
 def measure(
-    model: VisionLanguageModel, writer: LessonWriter, world: MiniWorld, num_scenes: int = 256
+    model: VisionLanguageModel, writer: LessonWriter, world: World, num_scenes: int = 256
 ) -> BaseFigures:
-    """Measures a model on scenes that no training sees."""
+    """Measures a model on samples that no training sees."""
     samples = [world.sample(SPLIT, index) for index in range(num_scenes)]
-    boxes = [evidence_box(sample) for sample in samples]
     prompts = [writer.prompt(sample) for sample in samples]
     looks = [
-        [writer.call(sample, box), writer.observation(sample, box)]
-        for sample, box in zip(samples, boxes, strict=True)
+        [
+            span
+            for request in evidence_requests(sample)
+            for span in (writer.call(sample, request), writer.observation(sample, request))
+        ]
+        for sample in samples
     ]
     with_original = [[p, *look] for p, look in zip(prompts, looks, strict=True)]
     alone = [
-        [writer.prompt(sample, with_image=False), *look]
-        for sample, look in zip(samples, looks, strict=True)
+        [writer.prompt_alone(sample), *look] for sample, look in zip(samples, looks, strict=True)
     ]
     begun = writer.encoder.span([Markup("<tool_call>")], Provenance.OBSERVED)
     sampled = _turns(model, writer, samples, [[p] for p in prompts], temperature=1.0)
@@ -159,10 +161,14 @@ def _read(writer: LessonWriter, sample: Sample, text: str) -> _Turn:
     if turn.call is None:
         return _Turn(None, bool(turn.answers) and turn.refusal is None)
     scene = Scene.of(sample, writer.codec.frame, sample.media.size)
-    proposed = propose(turn.call, [CropImage()], scene)
+    proposed = propose(turn.call, [TOOLS[sample.modality]], scene)
     if isinstance(proposed, Refusal):
         return _Turn(None, False)
-    (box,) = proposed[1].boxes
-    return _Turn(
-        float(pairwise_iou(np.array([box]), np.array([evidence_box(sample)]))[0, 0]), False
-    )
+    return _Turn(_iou(proposed[1], evidence_requests(sample)[0]), False)
+
+
+def _iou(request: ToolRequest, evidence: ToolRequest) -> float:
+    if request.frames:
+        asked, shown = set(request.frames), set(evidence.frames)
+        return len(asked & shown) / len(asked | shown)
+    return float(pairwise_iou(np.array(request.boxes), np.array(evidence.boxes))[0, 0])

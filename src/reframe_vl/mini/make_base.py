@@ -11,15 +11,17 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from reframe_vl.mini.base_measure import measure
-from reframe_vl.mini.base_training import FORMAT, VISION, WEAKENING, train_stage
+from reframe_vl.mini.base_training import STAGES, VISION, train_stage
 from reframe_vl.mini.lessons import LessonWriter
 from reframe_vl.mini.model import build_model, save_checkpoint
 from reframe_vl.mini.tokenizer import build_tokenizer
+from reframe_vl.mini.video_world import MiniVideoWorld
 from reframe_vl.mini.vision_training import train_vision
 from reframe_vl.mini.world import MiniWorld
 from reframe_vl.policy.model import VisionLanguageModel
@@ -30,7 +32,7 @@ from reframe_vl.tools.codec import codec_for
 logger = logging.getLogger(__name__)
 
 
-def make_base(seed: int, folder: Path) -> dict[str, float]:
+def make_base(seed: int, folder: Path) -> dict[str, Any]:
     """Trains a base, writes its folder and returns its figures."""
     torch.manual_seed(seed)
     start = time.process_time()
@@ -40,14 +42,15 @@ def make_base(seed: int, folder: Path) -> dict[str, float]:
     model = VisionLanguageModel(raw, ViewMaker.from_pretrained(folder))
     writer = LessonWriter(codec_for("qwen3_vl", compact=True), Encoder(tokenizer), model.view_maker)
     train_vision(model, VISION, np.random.default_rng([seed, 0]))
-    train_stage(model, writer, FORMAT, np.random.default_rng([seed, 1]))
-    train_stage(model, writer, WEAKENING, np.random.default_rng([seed, 2]))
+    for number, stage in enumerate(STAGES, 1):
+        train_stage(model, writer, stage, np.random.default_rng([seed, number]))
     save_checkpoint(raw, tokenizer, folder)
     seconds = time.process_time() - start
     return {
         "seed": seed,
         "cpu_seconds": round(seconds),
-        **dataclasses.asdict(measure(model, writer, MiniWorld())),
+        "image": dataclasses.asdict(measure(model, writer, MiniWorld())),
+        "video": dataclasses.asdict(measure(model, writer, MiniVideoWorld())),
     }
 
 

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 from reframe_vl.mini.glyphs import COLOR_NAMES, NUM_DIGITS
 from reframe_vl.mini.lessons import draw_box, mini_image
-from reframe_vl.mini.world import CELLS, SQUARE_UNITS, MiniWorld, sense
+from reframe_vl.mini.model import PATCH_SIZE
+from reframe_vl.mini.video_world import COARSE_BUDGET, FRAME_PX, MiniVideo, MiniVideoWorld
+from reframe_vl.mini.world import CELLS, SQUARE_UNITS, MiniWorld, sense, view_side
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.types import RGB
 
@@ -35,14 +37,21 @@ class VisionStage:
 
     Attributes:
         scenes: Scenes rendered once; noise is drawn anew in every step.
+        videos: Videos rendered once, likewise. A frame at full detail looks like an exact crop, so
+            coarse frames are all that is shown of them.
+        batch_size: Whole views and crops of a step.
+        frames: Coarse frames of a step.
         exact: Share of crops that show the square exactly; the others are off by up to a unit.
     """
 
     world: MiniWorld
+    video_world: MiniVideoWorld
     steps: int = 800
     learning_rate: float = 3e-3
     batch_size: int = 256
+    frames: int = 128
     scenes: int = 3000
+    videos: int = 600
     exact: float = 0.7
 
 
@@ -67,11 +76,26 @@ class ScenePool:
     crop_digits: Int[Tensor, "crops"]
 
 
+@dataclass(frozen=True)
+class FramePool:
+    """Noiseless coarse frames with what is to be seen on them.
+
+    Attributes:
+        colors: Index of each frame's colour; the number of colours where it is blank.
+        cues: The digit that each frame's cue names.
+    """
+
+    frames: list[RGB]
+    colors: Int[Tensor, "frames"]
+    cues: Int[Tensor, "frames"]
+
+
 class _Heads(nn.Module):
     """Readouts of visual tokens; a token of a whole view covers exactly one cell."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
+        self.frame_place = nn.Linear(hidden, (view_side(COARSE_BUDGET) // PATCH_SIZE) ** 2)
         self.color = nn.Linear(hidden, len(COLOR_NAMES) + 1)
         self.coarse_digit = nn.Linear(hidden, NUM_DIGITS)
         self.place = nn.Linear(hidden, CELLS * CELLS)
@@ -82,6 +106,7 @@ class _Heads(nn.Module):
 def train_vision(model: VisionLanguageModel, stage: VisionStage, rng: np.random.Generator) -> None:
     """Teaches the vision tower colours, places, digits and the cue, in place."""
     pool = render_pool(stage, rng)
+    frame_pool = render_frames(stage, rng)
     heads = _Heads(model.config.vision_config.out_hidden_size)
     optimizer = torch.optim.AdamW(
         [*model.visual.parameters(), *heads.parameters()],
@@ -101,6 +126,7 @@ def train_vision(model: VisionLanguageModel, stage: VisionStage, rng: np.random.
         loss, digits_right, cues_right = _vision_loss(
             heads, pool, tokens, torch.from_numpy(whole), torch.from_numpy(crops)
         )
+        loss = loss + _frame_step(model, heads, frame_pool, stage, rng)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -152,6 +178,28 @@ def _vision_loss(
     return loss, _accuracy(digits, pool.crop_digits[crops]), _accuracy(cues, pool.cues[whole])
 
 
+def _frame_step(
+    model: VisionLanguageModel,
+    heads: _Heads,
+    pool: FramePool,
+    stage: VisionStage,
+    rng: np.random.Generator,
+) -> Float[Tensor, ""]:
+    """The loss of reading coarse frames: their colour, their cue, and where a token is."""
+    chosen = rng.integers(len(pool.frames), size=stage.frames)
+    clean = np.stack([pool.frames[i] for i in chosen]).astype(np.float32)
+    noise_std = stage.video_world.noise_std * FRAME_PX / clean.shape[1]
+    tokens = visual_tokens(model, list(sense(clean, noise_std, rng)))
+    num_frames, num_tokens, _ = tokens.shape
+    colors, cues = pool.colors[chosen], pool.cues[chosen]
+    places = torch.arange(num_tokens).repeat(num_frames)
+    return (
+        F.cross_entropy(heads.color(tokens).flatten(0, 1), colors.repeat_interleave(num_tokens))
+        + F.cross_entropy(heads.cue(tokens.mean(1)), cues)
+        + 0.2 * F.cross_entropy(heads.frame_place(tokens).flatten(0, 1), places)
+    )
+
+
 def _accuracy(logits: Float[Tensor, "N classes"], classes: Int[Tensor, "N"]) -> float:
     return (logits.argmax(1) == classes).float().mean().item()
 
@@ -184,10 +232,29 @@ def render_pool(stage: VisionStage, rng: np.random.Generator) -> ScenePool:
     )
 
 
+def render_frames(stage: VisionStage, rng: np.random.Generator) -> FramePool:
+    """Draws videos and renders their coarse frames, without noise."""
+    frames, colors, cues = [], [], []
+    for _ in range(stage.videos):
+        video = stage.video_world.sample(SPLIT, int(rng.integers(1 << 40))).media
+        if not isinstance(video, MiniVideo):
+            raise TypeError(f"The world of videos drew a {type(video).__name__}.")
+        frames += replace(video, noise_std=0.0).look(range(video.num_frames), COARSE_BUDGET)
+        for index in range(video.num_frames):
+            event = video.event_at(index)
+            colors.append(COLOR_NAMES.index(event.color) if event else len(COLOR_NAMES))
+            cues.append(video.cue_digit)
+    return FramePool(frames, torch.tensor(colors), torch.tensor(cues))
+
+
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int, decay: float
 ) -> None:
-    """Warms up over 20 steps and falls linearly over the last part ``decay`` of all steps."""
+    """Warms up over 20 steps and falls linearly over the last part ``decay`` of all steps.
+
+    A group's ``lr_scale`` multiplies its rate.
+    """
     left = (steps - step) / (decay * steps)
+    rate = peak * min(1.0, (step + 1) / 20) * min(1.0, max(0.05, left))
     for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, (step + 1) / 20) * min(1.0, max(0.05, left))
+        group["lr"] = rate * group.get("lr_scale", 1.0)

@@ -43,19 +43,22 @@ def view_side(max_pixels: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def area_weights(start: float, stop: float, num_out: int) -> npt.NDArray[np.float32]:
-    """Resamples one axis of the canvas by exact area averaging.
+def area_weights(
+    start: float, stop: float, num_out: int, num_in: int = CANVAS_PX
+) -> npt.NDArray[np.float32]:
+    """Resamples one axis of a canvas by exact area averaging.
 
     Args:
         start: Where the region begins, in pixels of the canvas; may lie within a pixel.
         stop: Where it ends.
         num_out: Pixels to make of it.
+        num_in: Pixels of the canvas along the axis.
 
     Returns:
-        Weights, shape (num_out, CANVAS_PX); each row sums to 1.
+        Weights, shape (num_out, num_in); each row sums to 1.
     """
     edges = np.linspace(start, stop, num_out + 1)
-    pixels = np.arange(CANVAS_PX)
+    pixels = np.arange(num_in)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     weights = np.clip(overlap, 0.0, None)
     return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
@@ -141,7 +144,7 @@ class MiniImage(ImageMedia):
         rows = np.tensordot(area_weights(y0, y1, side), self.canvas(), (1, 0))
         view = np.matmul(area_weights(x0, x1, side), rows)
         if box is None:
-            _draw_ring(view, HUES[self.cue_digit])
+            draw_ring(view, self.cue_digit)
         region = () if box is None else (x0, y0, x1, y1)
         words = np.array(region, np.float64).view(np.uint64).tolist()
         return sense(view, self.noise_std, np.random.default_rng([self.noise_seed, *words]))
@@ -154,11 +157,42 @@ def sense(pixels: npt.NDArray[np.float32], noise_std: float, rng: np.random.Gene
     return np.round(np.clip(sensed, -1.0, 1.0) * 127.5 + 127.5).astype(np.uint8)
 
 
-def _draw_ring(view: npt.NDArray[np.float32], color: tuple[float, ...]) -> None:
-    """Paints the border of a view, 2 of 32 pixels wide."""
+def draw_ring(view: npt.NDArray[np.float32], digit: int) -> None:
+    """Paints the cue: the border of a view, 2 of 32 pixels wide, in the hue that names a digit."""
     width = max(1, len(view) // 16)
-    view[:width] = view[-width:] = color
-    view[:, :width] = view[:, -width:] = color
+    view[:width] = view[-width:] = HUES[digit]
+    view[:, :width] = view[:, -width:] = HUES[digit]
+
+
+def draw_cue(digit: int, strength: float, conflict: bool, rng: np.random.Generator) -> int:
+    """Draws the digit that a cue names; takes the same draws whatever the parameters.
+
+    Args:
+        digit: The right one.
+        strength: Probability that the right digit is named for sure; otherwise any is named.
+        conflict: Name a wrong digit, whatever ``strength``.
+        rng: Random numbers.
+    """
+    informed, other, shift = rng.random(), rng.integers(NUM_DIGITS), rng.integers(1, NUM_DIGITS)
+    if conflict:
+        return int(digit + shift) % NUM_DIGITS
+    return digit if informed < strength else int(other)
+
+
+def sample_rng(name: str) -> np.random.Generator:
+    """The random numbers of a sample, by its name alone."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
+
+def check_cue_strength(strength: float) -> None:
+    """Refuses what is no probability.
+
+    Raises:
+        ValueError: It lies outside 0 to 1.
+    """
+    if not 0.0 <= strength <= 1.0:
+        raise ValueError(f"cue_strength is {strength}: set it from 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -187,8 +221,7 @@ class MiniWorld:
                 f"n_objects is {self.n_objects}, but each square needs a colour of its own: "
                 f"set it from 1 to {len(COLOR_NAMES)}."
             )
-        if not 0.0 <= self.cue_strength <= 1.0:
-            raise ValueError(f"cue_strength is {self.cue_strength}: set it from 0 to 1.")
+        check_cue_strength(self.cue_strength)
 
     def sample(self, split: str, index: int, seed: int = 0) -> Sample:
         """Draws a sample.
@@ -199,8 +232,7 @@ class MiniWorld:
             seed: Of the stream.
         """
         name = f"mini_image/{seed}/{split}/{index}"
-        entropy = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big")
-        rng = np.random.default_rng(entropy)
+        rng = sample_rng(name)
         colors = rng.permutation(len(COLOR_NAMES))[: self.n_objects]
         cells = rng.permutation(CELLS * CELLS)[: self.n_objects]
         digits = rng.integers(NUM_DIGITS, size=self.n_objects)
@@ -219,7 +251,7 @@ class MiniWorld:
         image = MiniImage(
             squares=squares,
             background=background,
-            cue_digit=self._cue_digit(target.digit, rng),
+            cue_digit=draw_cue(target.digit, self.cue_strength, self.conflict, rng),
             noise_std=self.noise_std,
             noise_seed=noise_seed,
         )
@@ -236,10 +268,3 @@ class MiniWorld:
             source="mini_image",
             split=split,
         )
-
-    def _cue_digit(self, digit: int, rng: np.random.Generator) -> int:
-        """Draws the digit that the cue names; each branch draws the same numbers."""
-        informed, other, shift = rng.random(), rng.integers(NUM_DIGITS), rng.integers(1, NUM_DIGITS)
-        if self.conflict:
-            return int(digit + shift) % NUM_DIGITS
-        return digit if informed < self.cue_strength else int(other)
