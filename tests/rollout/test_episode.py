@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from reframe_vl.data.media import MediaError
+from reframe_vl.mini.video_world import MiniVideoWorld
 from reframe_vl.rollout.collector import Plan
 from reframe_vl.rollout.episode import REPEATED_NOTE, Budget
+from reframe_vl.rollout.prompt import PromptSettings
 from reframe_vl.tools.base import Reason, ToolImage, ToolResult
+from reframe_vl.tools.codec import codec_for
 from reframe_vl.types import (
     CallStatus,
     ImageMedia,
@@ -270,3 +273,30 @@ def test_a_sample_that_comes_twice_in_a_step_gives_other_rollouts():
     keys = [r.key for g in groups for r in g.rollouts]
     assert [key.index for key in keys] == list(range(8))
     assert len({key.entropy for key in keys}) == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "video_as", "shown"),
+    [
+        ("qwen3_vl", "frames", ["<2.0 seconds>i", "<5.0 seconds>i", "<6.0 seconds>i"]),
+        ("qwen3_vl", "video", ["<2.0 seconds>v", "<5.0 seconds>v", "<6.0 seconds>v"]),
+        ("qwen2_5_vl", "video", ["v"]),
+    ],
+)
+def test_selected_frames_are_shown_in_the_form_of_the_first_view(family, video_as, shown):
+    asked = MiniVideoWorld().sample("test", 0)
+    turn = codec_for(family, compact=True).render_call("SelectFrames", {"frames": [2, 5, 6]})
+    prompts = PromptSettings(frame_pixels=256, video_as=video_as)
+    codec = codec_for(family, compact=True)
+    made = collector(ScriptedEngine(turn, ANSWER), prompts=prompts, codec=codec)
+    [group] = made.collect([asked], Plan(0, 1, sampling(max_new_tokens=64)))
+    made.loop.stop()
+    [rollout] = group.rollouts
+    assert rollout.termination is Termination.ANSWERED
+    observed = rollout.contexts[0].spans[2]
+    marks = {"i": "<|image_pad|>", "v": "<|video_pad|>"}
+    views = [s[:-1] + f"<|vision_start|>{marks[s[-1]]}<|vision_end|>" for s in shown]
+    assert "".join(views) in text(observed)
+    frames = [pixels for view in observed.views for pixels in view.frames]
+    for frame, expected in zip(frames, asked.media.look([2, 5, 6], 1024), strict=True):
+        np.testing.assert_array_equal(frame, expected)

@@ -10,7 +10,7 @@ from reframe_vl.data.media import MediaError
 from reframe_vl.policy.views import ViewError, ViewMaker
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.engine import Engine, EngineError
-from reframe_vl.rollout.prompt import Prompt
+from reframe_vl.rollout.prompt import Prompt, native_video
 from reframe_vl.tools.base import (
     ProposedCall,
     Reason,
@@ -36,6 +36,7 @@ from reframe_vl.types import (
     Sampling,
     Span,
     Termination,
+    VideoMedia,
 )
 
 REPEATED_NOTE = "You made this call before; this is the same result."
@@ -247,6 +248,19 @@ class Episode:
 
     def _show(self, result: ToolResult) -> list[Part]:
         budget = self.environment.budget.tool_view_pixels
+        media = self.sample.media
+        if result.frames and self.prompt.native_video and isinstance(media, VideoMedia):
+            times = [media.timestamps_s[frame] for frame in result.frames]
+            pixels = [image.pixels for image in result.images]
+            maker = self.environment.view_maker
+            return native_video(
+                self.environment.codec,
+                maker,
+                times,
+                lambda part: maker.video(
+                    pixels[part.start : part.stop], times[part.start : part.stop], budget
+                ),
+            )
         parts: list[Part] = []
         for image in result.images:
             if image.caption:

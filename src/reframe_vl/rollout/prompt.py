@@ -34,11 +34,13 @@ class Prompt:
         full: With the media.
         text_only: What remains of it once the original visual input was dropped.
         scene: What tool calls are checked against.
+        native_video: Frames that a tool returns are shown as a video, not one by one.
     """
 
     full: Span
     text_only: Span
     scene: Scene
+    native_video: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class PromptSettings:
         max_frames: Most frames that one call may select.
         reorder_reversed: Put reversed boxes in order instead of refusing them.
         frame_hint: Say before a video's question which frames there are to select.
-        video_as: How a video's first view is fed: each frame as a still image after its time
-            (``frames``), or in the family's native form (``video``).
+        video_as: How frames are fed, those of a video's first view and those that a tool returns:
+            each as a still image after its time (``frames``), or as a video in the family's native
+            form (``video``).
     """
 
     system: str = ""
@@ -105,6 +108,7 @@ def build_prompt(
         full=encoder.span(codec.prompt(system, [*media_parts, question]), Provenance.PROMPT),
         text_only=encoder.span(codec.prompt(system, [question]), Provenance.PROMPT),
         scene=scene,
+        native_video=_is_native(sample.media, settings),
     )
 
 
@@ -173,22 +177,42 @@ def _media_parts(
     """
     if not isinstance(media, VideoMedia):
         return [view(range(1))]
-    times = media.timestamps_s
-    size = 1
     if _is_native(media, settings):
-        if codec.video is None:
-            raise ValueError(
-                "This model family has no native form of videos: set "
-                "rollout.settings.prompt.video_as=frames."
-            )
-        if codec.video == "block":
-            return [view(range(len(times)))]
-        size = view_maker.temporal_patch_size
+        return native_video(codec, view_maker, media.timestamps_s, view)
+    return _timed_parts(media.timestamps_s, 1, view)
+
+
+def native_video(
+    codec: Codec, view_maker: ViewMaker, times_s: Sequence[float], view: Callable[[range], View]
+) -> list[Part]:
+    """Frames as a video in the family's own form.
+
+    Args:
+        codec: Of the family.
+        view_maker: Of the model.
+        times_s: When each frame is.
+        view: Makes the one view of some of the frames.
+
+    Raises:
+        ValueError: The family has no such form.
+    """
+    if codec.video is None:
+        raise ValueError(
+            "This model family has no native form of videos: set "
+            "rollout.settings.prompt.video_as=frames."
+        )
+    if codec.video == "block":
+        return [view(range(len(times_s)))]
+    return _timed_parts(times_s, view_maker.temporal_patch_size, view)
+
+
+def _timed_parts(times_s: Sequence[float], size: int, view: Callable[[range], View]) -> list[Part]:
+    """Views of ``size`` frames each, every one after its time."""
     parts: list[Part] = []
-    for start in range(0, len(times), size):
-        frames = range(len(times))[start : start + size]
+    for start in range(0, len(times_s), size):
+        frames = range(len(times_s))[start : start + size]
         # A temporal patch is in the middle of its frames, as the families' processors have it.
-        middle = (times[frames[0]] + times[frames[-1]]) / 2
+        middle = (times_s[frames[0]] + times_s[frames[-1]]) / 2
         parts += [Quoted(timestamp(middle)), view(frames)]
     return parts
 
