@@ -76,7 +76,8 @@ class Evidence:
 
     Attributes:
         boxes: Evidence boxes of an image, in annotation order.
-        segments: Evidence frames of a video: one run of consecutive frame indices an item.
+        segments: Evidence frames of a video, ascending: one item a run of frames, thinned out where
+            it is longer than a call may select.
     """
 
     boxes: tuple[Box, ...] = ()

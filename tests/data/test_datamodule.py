@@ -4,6 +4,7 @@ import logging
 import pytest
 from PIL import Image
 
+from clips import make_clip
 from reframe_vl.data.datamodule import RecordSource, check_evaluation_size, record_data
 from reframe_vl.data.evidence import EVIDENCE_VERSION
 from reframe_vl.data.report import RecordError
@@ -31,10 +32,23 @@ def media(path="a.png", width=100, height=80):
     return {"media": {"path": path, "width": width, "height": height}}
 
 
+def video(path, segments=((0.5, 1.0),), frames=(0, 1, 2)):
+    grid = {"grid": {"fps": 2, "max_frames": 8}, "timestamps_s": [0.2, 0.7, 1.2, 1.7]}
+    length = {"duration_s": 2.0, "n_frames": 20}
+    return {
+        "modality": "video",
+        "media": {"path": path, "width": 96, "height": 64} | length | grid,
+        "boxes": [],
+        "segments": segments,
+        "evidence": {"version": EVIDENCE_VERSION, "segments": [frames]},
+    }
+
+
 @pytest.fixture
 def written(tmp_path):
     Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
     (tmp_path / "bad.png").write_bytes(b"no image")
+    make_clip(tmp_path / "a.mp4")
 
     def write(*rows):
         (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -50,7 +64,11 @@ UNUSABLE = [
     (media(width=200, height=160), "size_mismatch", r"media\.width.*200x160.*100x80"),
     ({"boxes": [{"xyxy": [10, 20, 30, 90]}]}, "box_leaves_image", r"boxes\.0\.xyxy.*clip it"),
     ({"boxes": [{"xyxy": [0.1, 0.2, 0.3, 0.4]}]}, "wrong_scale", r"boxes\.0\.xyxy.*Multiply"),
-    ({"modality": "video", "boxes": []}, "not_an_image", "modality: .*Leave it out"),
+    ({"modality": "video", "boxes": []}, "grid_missing", r"media\.grid.*video_record"),
+    (video("bad.png"), "media_unreadable", r"media\.path: .*bad\.png.*leave its rows out"),
+    (video("gone.mp4"), "media_missing", r"media\.path: .*gone\.mp4.*Check the media"),
+    (video("a.mp4", [[1.0, 3.0], [2.5, 3.0]]), "segment_outside", r"segments\.1: .*Correct it"),
+    (video("a.mp4", frames=[3, 4]), "evidence_off_grid", r"evidence\.segments\.0: .*has 4"),
     ({"evidence": None}, "evidence_missing", r"evidence: .*build_data"),
     ({"evidence": {"version": "0"}}, "evidence_version", r"evidence\.version: .*build_data"),
 ]
@@ -70,6 +88,12 @@ def test_a_record_that_cannot_be_used_stops_or_is_left_out_and_counted(
     assert (source.report.num_kept, source.report.num_left_out) == (2, 1)
     (line,) = (r.message for r in caplog.records)
     assert f"left out ({reason}): 1;" in line
+
+
+def test_records_of_images_and_videos_stand_in_one_file(written):
+    source = RecordSource(written(row("image"), row("video", **video("a.mp4"))))
+    assert [source[i].domain for i in range(len(source))] == ["image", "video"]
+    assert len(source[1].media.look(range(4), 10**6)) == 4
 
 
 def test_skipped_records_are_warned_about_in_one_line_a_reason(written, caplog):

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reframe_vl.data.evidence import applicability, box_coverage, expand_box
+from reframe_vl.data.evidence import (
+    applicability,
+    box_coverage,
+    expand_box,
+    expand_segments,
+    segment_coverage,
+    subsample_frames,
+)
 from reframe_vl.types import Applicability
 
 SIZE = (40, 30)
@@ -96,3 +103,95 @@ def test_thresholds_out_of_order_and_impossible_coverages_are_refused() -> None:
     for coverage in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="share"):
             applicability(coverage)
+
+
+# --------------------------------------------------------------------------- segments
+
+GRID = (0.5, 1.5, 2.5, 3.5, 4.5)
+
+
+def slow_run(start, end, times, end_s, margin):
+    inside = [i for i, time in enumerate(times) if start <= time < end]
+    if not inside:
+        middle = (start + min(end, end_s)) / 2
+        inside = [min(range(len(times)), key=lambda i: abs(times[i] - middle))]
+    widened = range(min(inside) - margin, max(inside) + margin + 1)
+    return tuple(i for i in widened if 0 <= i < len(times))
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[list[float], float]:
+    gaps = draw(st.lists(st.sampled_from([0.25, 0.5, 1, 3]), min_size=1, max_size=20))
+    times = np.cumsum([draw(st.sampled_from([0, 0.5])), *gaps]).tolist()
+    return times[:-1], times[-1]
+
+
+@st.composite
+def windows(draw: st.DrawFn, end_s: float) -> tuple[float, float]:
+    start = draw(st.integers(0, math.ceil(end_s * 8) - 1)) / 8
+    return (start, start + draw(st.integers(1, 80)) / 8)
+
+
+@given(grids(), st.integers(0, 3), st.data())
+def test_segments_equal_asking_every_frame_for_its_time(grid, margin, data) -> None:
+    times, end_s = grid
+    segments = data.draw(st.lists(windows(end_s), max_size=4))
+    expanded = expand_segments(segments, times, end_s, margin)
+    assert expanded == tuple(slow_run(*segment, times, end_s, margin) for segment in segments)
+
+
+@pytest.mark.parametrize(
+    ("segment", "run"),
+    [
+        ((1.5, 2.5), (0, 1, 2)),  # half-open: the frame at 2.5 s only by the margin
+        ((1.5, 2.6), (0, 1, 2, 3)),
+        ((1.6, 2.4), (0, 1, 2)),  # between two frames, both as near: the earlier
+        ((1.7, 2.4), (1, 2, 3)),
+        ((0, 0.1), (0, 1)),
+        ((4.6, 4.9), (3, 4)),
+        ((3.5, 60), (2, 3, 4)),  # ends after the video
+    ],
+)
+def test_segments_are_half_open_widened_by_a_frame_and_clipped(segment, run) -> None:
+    assert expand_segments([segment], GRID, 5.0) == (run,)
+
+
+def test_overlapping_segments_stay_items_in_their_order() -> None:
+    assert expand_segments([(2, 4), (1, 3)], GRID, 5.0) == ((1, 2, 3, 4), (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("segment", "words"),
+    [
+        ((2, 2), "start < end"),
+        ((3, 2), "start < end"),
+        ((0, math.nan), "finite"),
+        ((5, 6), "ends at 5 s.*another unit.*leave the row out"),
+        ((4900, 6000), "another unit"),
+        ((-2, -1), "outside the video"),
+    ],
+)
+def test_windows_that_are_empty_or_outside_are_refused_with_the_remedy(segment, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        expand_segments([(1, 2), segment], GRID, 5.0)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1), max_size=4))
+def test_segment_coverage_counts_frames_of_the_union_once(segments) -> None:
+    seen = np.zeros(10, bool)
+    for segment in segments:
+        seen[segment] = True
+    assert segment_coverage(segments, 10) == seen.mean()
+
+
+@given(st.integers(0, 50), st.integers(1, 60), st.integers(1, 12))
+def test_subsampled_frames_are_few_enough_even_and_keep_the_ends(first, length, most) -> None:
+    run = tuple(range(first, first + length))
+    kept = subsample_frames(run, most)
+    assert len(kept) == min(length, most) == len(set(kept))
+    assert set(kept) <= set(run) and list(kept) == sorted(kept)
+    if most > 1:
+        assert (kept[0], kept[-1]) == (run[0], run[-1])
+    if len(kept) > 2:
+        assert np.ptp(np.diff(kept)) <= 1
+    assert subsample_frames(kept, most) == kept

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clips import make_clip
 from reframe_vl.data.evidence import EVIDENCE_VERSION
 from reframe_vl.data.records import Record, iter_records, read_records, write_records
 from reframe_vl.data.report import RecordError, Report
 from reframe_vl.data.validation import validate_record
+from reframe_vl.data.video import GridRule
 from reframe_vl.types import Applicability, Modality
 
 
@@ -30,6 +32,12 @@ def fields(**changes: Any) -> dict[str, Any]:
         "applicability": "beneficial",
         **changes,
     }
+
+
+MEDIA = {"path": "a.mp4", "width": 96, "height": 64, "duration_s": 2.0, "n_frames": 20}
+MEDIA |= {"fps": 10.0, "grid": {"fps": 2, "max_frames": 8}, "timestamps_s": [0.2, 0.7, 1.2, 1.7]}
+VIDEO = {"modality": "video", "media": MEDIA, "boxes": [], "segments": [[0.5, 1.0]]}
+VIDEO |= {"evidence": {"version": EVIDENCE_VERSION, "segments": [[0, 1, 2]]}}
 
 
 def record(**changes: Any) -> Record:
@@ -104,6 +112,13 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
         ({"boxes": [{"xyxy": [1, 2, 3]}]}, "xyxy"),
         ({"boxes": [{"xyxy": [1, 2, 3, math.inf]}]}, "finite"),
         ({"segments": [[1, 2]]}, "no segments"),
+        ({"media": {"path": "a.png", "width": 9, "height": 9, "grid": {}}}, "no grid"),
+        ({"modality": "video"}, "no boxes"),
+        (VIDEO | {"evidence": {"version": "1", "segments": [[1, 1]]}}, "ascend"),
+        (VIDEO | {"evidence": {"version": "1", "segments": [[]]}}, "at least 1"),
+        (VIDEO | {"media": MEDIA | {"timestamps_s": [1.0, 0.5]}}, r"(?s)timestamps_s.*ascend"),
+        (VIDEO | {"media": MEDIA | {"grid": {"fps": 0}}}, r"(?s)media\.grid.*above 0"),
+        (VIDEO | {"media": MEDIA | {"grid": {"frames": 8}}}, r"(?s)media\.grid.*frames"),
         ({"modality": "video", "boxes": [], "segments": [[2, 2]]}, "start_s < end_s"),
         ({"coverage": 1.5}, "coverage"),
         ({"answer": {"kind": "mcq", "value": "D"}, "options": ["x", "y"]}, "option's letter"),
@@ -147,6 +162,14 @@ def test_a_record_becomes_a_sample_with_expanded_evidence_only(tmp_path) -> None
     assert sample.media.size == (100, 80)
 
 
+def test_a_record_of_a_video_becomes_a_sample_and_opens_no_file(tmp_path) -> None:
+    sample = record(**VIDEO).to_sample(tmp_path)
+    assert sample.evidence.segments == ((0, 1, 2),)
+    assert (sample.modality, sample.domain) == (Modality.VIDEO, "video")
+    assert sample.media.timestamps_s == (0.2, 0.7, 1.2, 1.7)
+    assert (sample.media.size, sample.media.rule) == ((96, 64), GridRule(2, 8))
+
+
 def test_a_record_without_evidence_has_none_rather_than_an_empty_one(tmp_path) -> None:
     Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
     bare = record(boxes=[], evidence=None, coverage=None, applicability=None).to_sample(tmp_path)
@@ -156,8 +179,11 @@ def test_a_record_without_evidence_has_none_rather_than_an_empty_one(tmp_path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modality": "video", "boxes": []}, "only records of images"),
+        ({"modality": "video", "boxes": []}, "media.grid.*video_record"),
+        (VIDEO | {"media": MEDIA | {"n_frames": None}}, "media.grid.*video_record"),
         ({"evidence": None}, "no expanded evidence"),
+        (VIDEO | {"evidence": None}, "no expanded evidence"),
+        (VIDEO | {"evidence": {"version": "1", "segments": [[4]]}}, "segments.0.*grid.* has 4"),
         ({"evidence": {"version": "0", "boxes": []}}, "build the file again"),
     ],
 )
@@ -224,4 +250,23 @@ def test_missing_media_are_flagged(tmp_path) -> None:
 def test_media_that_no_file_can_be_are_flagged(tmp_path, name) -> None:
     media = {"path": name, "width": 100, "height": 80}
     (problem,) = validate_record(record(media=media), tmp_path)
+    assert problem.reason == "media_unreadable"
+
+
+def test_a_window_that_begins_after_the_video_is_flagged() -> None:
+    (problem,) = validate_record(record(**VIDEO | {"segments": [[1.9, 5], [2.0, 3]]}))
+    assert problem.reason == "segment_outside"
+    assert problem.message.startswith("segments.1: ") and "2 s long" in problem.message
+
+
+def test_videos_are_opened_and_their_size_compared(tmp_path) -> None:
+    (problem,) = validate_record(record(**VIDEO), tmp_path)
+    assert problem.reason == "media_missing" and "a.mp4" in problem.message
+    make_clip(tmp_path / "a.mp4", n=2)
+    assert validate_record(record(**VIDEO), tmp_path) == []
+    turned = VIDEO | {"media": MEDIA | {"width": 64, "height": 96}}
+    (problem,) = validate_record(record(**turned), tmp_path)
+    assert problem.reason == "size_mismatch" and "rotation" in problem.message
+    (tmp_path / "a.mp4").write_bytes(b"no video")
+    (problem,) = validate_record(record(**VIDEO), tmp_path)
     assert problem.reason == "media_unreadable"

@@ -49,7 +49,7 @@ class RecordSource:
         limit: int | None = None,
         on_error: str = "raise",
     ) -> None:
-        """Reads and checks the records; of the media only the headers are read.
+        """Reads and checks the records; of an image the header is read, of a video one frame.
 
         Raises:
             FileNotFoundError: There is no such file.

@@ -87,11 +87,7 @@ class ImageFile(ImageMedia):
     @cached_property
     def key(self) -> str:
         """The start of the SHA-256 of the file's bytes."""
-        try:
-            with self.path.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
-        except OSError as error:
-            raise MediaError(_unreadable(self.path, error)) from error
+        return file_key(self.path)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -150,6 +146,19 @@ class ImageFile(ImageMedia):
                 reducible=image.format in ("JPEG", "MPO"),
                 version=(stat.st_mtime_ns, stat.st_size),
             )
+
+
+def file_key(path: Path) -> str:
+    """The start of the SHA-256 of a media file's bytes.
+
+    Raises:
+        MediaError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+    except OSError as error:
+        raise MediaError(unreadable(path, error)) from error
 
 
 def pixel_region(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -286,10 +295,11 @@ def _opened(path: Path) -> Iterator[Any]:
             "belong to it) with an image tool, or leave it out."
         ) from error
     except _DECODE_ERRORS as error:
-        raise MediaError(_unreadable(path, error)) from error
+        raise MediaError(unreadable(path, error)) from error
 
 
-def _unreadable(path: Path, error: Exception) -> str:
+def unreadable(path: Path, error: Exception) -> str:
+    """Says that a media file cannot be read, and what to do."""
     if isinstance(error, FileNotFoundError):
         return f"{path}: there is no such file. Check the media folder and the record's path."
     return (

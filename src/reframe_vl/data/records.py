@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -25,12 +27,14 @@ from pydantic import (
 from reframe_vl.data.evidence import EVIDENCE_VERSION
 from reframe_vl.data.media import ImageFile
 from reframe_vl.data.report import Problem, Report
+from reframe_vl.data.video import GridRule, VideoFacts, VideoFile
 from reframe_vl.types import (
     Answer,
     AnswerKind,
     Applicability,
     Box,
     Evidence,
+    Media,
     Modality,
     Sample,
 )
@@ -49,8 +53,16 @@ def _ordered_segment(segment: tuple[float, float]) -> tuple[float, float]:
     return segment
 
 
+def _ascending(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise ValueError("the numbers must ascend, without repeats")
+    return numbers
+
+
 PixelBox = Annotated[Box, AfterValidator(_ordered_box)]
 Seconds = Annotated[tuple[float, float], AfterValidator(_ordered_segment)]
+Times = Annotated[tuple[float, ...], AfterValidator(_ascending)]
+Frames = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_ascending)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -66,7 +78,11 @@ class MediaInfo(_Model):
     Attributes:
         path: Absolute, or relative to the folder of the record file.
         width: Of the upright image or frame, in pixels.
-        duration_s: Videos only, as are ``fps`` and ``n_frames``.
+        duration_s: Videos only, as is all that follows: when the last frame ends.
+        fps: On average.
+        n_frames: Of the file.
+        grid: The rule by which the sample's frames were chosen.
+        timestamps_s: When each of them is shown, in seconds since the start of the file.
     """
 
     path: NonEmpty
@@ -75,11 +91,20 @@ class MediaInfo(_Model):
     duration_s: PositiveFloat | None = None
     fps: PositiveFloat | None = None
     n_frames: PositiveInt | None = None
+    grid: GridRule | None = None
+    timestamps_s: Times = ()
 
     @property
     def size(self) -> tuple[int, int]:
         """(width, height)."""
         return (self.width, self.height)
+
+    @property
+    def facts(self) -> VideoFacts | None:
+        """What is said of a video; None where not all of it is."""
+        if not (self.grid and self.timestamps_s and self.duration_s and self.n_frames):
+            return None
+        return VideoFacts(self.size, self.duration_s, self.n_frames, self.timestamps_s)
 
 
 class AnswerInfo(_Model):
@@ -103,12 +128,12 @@ class ExpandedEvidence(_Model):
 
     Attributes:
         version: The rules it was expanded by; ``evidence.EVIDENCE_VERSION``.
-        segments: Frame indices on the sample's grid, one run an item.
+        segments: Frame indices on the sample's grid, ascending, those of one segment an item.
     """
 
     version: str
     boxes: tuple[PixelBox, ...] = ()
-    segments: tuple[tuple[int, ...], ...] = ()
+    segments: tuple[Frames, ...] = ()
 
 
 class ToolCall(_Model):
@@ -162,6 +187,10 @@ class Record(_Model):
     def _consistent(self) -> Record:
         if self.modality is Modality.IMAGE and self.segments:
             raise ValueError("an image has no segments: remove them or set modality to video")
+        if self.modality is Modality.IMAGE and self.media.grid:
+            raise ValueError("an image has no grid of frames: remove media.grid")
+        if self.modality is Modality.VIDEO and self.boxes:
+            raise ValueError("a video has no boxes: remove them or set modality to image")
         letters = [chr(ord("A") + index) for index in range(len(self.options))]
         if self.answer.kind == "mcq" and self.answer.value not in letters:
             raise ValueError(
@@ -172,16 +201,16 @@ class Record(_Model):
 
     def sample_problem(self) -> tuple[str, str] | None:
         """Says why the record cannot be a sample: (reason, message), or None."""
-        if self.modality is not Modality.IMAGE:
+        if self.modality is Modality.VIDEO and self.media.facts is None:
             return (
-                "not_an_image",
-                f"modality: it is of a {self.modality.value}; only records of images can be read "
-                "so far. Leave it out of the record file.",
+                "grid_missing",
+                "media.grid, timestamps_s, duration_s, n_frames: a video needs all of them. Make "
+                "the record with `reframe_vl.data.video_records.video_record`.",
             )
-        if self.boxes and self.evidence is None:
+        if (self.boxes or self.segments) and self.evidence is None:
             return (
                 "evidence_missing",
-                "evidence: it has boxes but no expanded evidence. Build the file with "
+                "evidence: it has boxes or segments but no expanded evidence. Build the file with "
                 "`python src/build_data.py`.",
             )
         if self.evidence is not None and self.evidence.version != EVIDENCE_VERSION:
@@ -190,6 +219,14 @@ class Record(_Model):
                 f"evidence.version: its evidence was expanded by rules {self.evidence.version!r}, "
                 f"not {EVIDENCE_VERSION!r}: build the file again with `python src/build_data.py`.",
             )
+        count = len(self.media.timestamps_s)
+        for number, segment in enumerate(self.evidence.segments if self.evidence else ()):
+            if segment[-1] >= count:
+                return (
+                    "evidence_off_grid",
+                    f"evidence.segments.{number}: it has frame {segment[-1]}, but the grid of "
+                    f"media.timestamps_s has {count}, counted from 0: make the record again.",
+                )
         return None
 
     def to_sample(self, root: Path) -> Sample:
@@ -199,7 +236,7 @@ class Record(_Model):
             root: The folder of the record file.
 
         Raises:
-            ValueError: The record is of a video, or its evidence is not expanded by these rules.
+            ValueError: ``sample_problem`` finds something.
         """
         odd = self.sample_problem()
         if odd is not None:
@@ -210,7 +247,7 @@ class Record(_Model):
         return Sample(
             id=self.id,
             modality=self.modality,
-            media=ImageFile(root / self.media.path),
+            media=self._media(root),
             question=self.question,
             answer=Answer(**dict(self.answer)),
             options=self.options,
@@ -219,6 +256,10 @@ class Record(_Model):
             source=self.source,
             split=self.split,
         )
+
+    def _media(self, root: Path) -> Media:
+        path, facts, rule = root / self.media.path, self.media.facts, self.media.grid
+        return ImageFile(path) if facts is None or rule is None else VideoFile(path, rule, facts)
 
 
 # --------------------------------------------------------------------------- files

@@ -1,4 +1,4 @@
-"""Checks of records that a schema cannot make: do the boxes and the image belong together?"""
+"""Checks of records that a schema cannot make: do the annotation and the media belong together?"""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from reframe_vl.data.media import ImageFile, MediaError
 from reframe_vl.data.records import Record
 from reframe_vl.data.report import Problem
+from reframe_vl.data.video_decoder import shared_decoder
 from reframe_vl.types import Box, Modality
 
 
 def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
-    """Checks what the schema cannot: that boxes fit the image and the image is the one described.
+    """Checks what the schema cannot: that the annotation fits and the media are those described.
 
     Each problem makes the record unusable; its message names the field.
 
@@ -25,9 +26,20 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
         if odd is not None:
             reason, message = odd
             problems.append(Problem(record.id, reason, f"boxes.{number}.xyxy: {message}"))
-    if root is not None and record.modality is Modality.IMAGE:
+    for number, segment in enumerate(record.segments):
+        odd = segment_problem(segment, record.media.duration_s)
+        if odd is not None:
+            reason, message = odd
+            problems.append(Problem(record.id, reason, f"segments.{number}: {message}"))
+    if root is not None:
+        path = root / record.media.path
         try:
-            size = ImageFile(root / record.media.path).size
+            # Of a video this decodes the first frame; what a record says of it is not asked.
+            size = (
+                ImageFile(path).size
+                if record.modality is Modality.IMAGE
+                else shared_decoder().size(path)
+            )
         except MediaError as error:
             missing = isinstance(error.__cause__, FileNotFoundError)
             reason = "media_missing" if missing else "media_unreadable"
@@ -37,6 +49,19 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
                 reason, message = size_problem(record.media.size, size)
                 problems.append(Problem(record.id, reason, f"media.width, height: {message}"))
     return problems
+
+
+def segment_problem(
+    segment: tuple[float, float], duration_s: float | None
+) -> tuple[str, str] | None:
+    """Says why a window does not belong to a video so long: (reason, message), or None."""
+    if duration_s is None or segment[0] < duration_s:
+        return None
+    return (
+        "segment_outside",
+        f"the window {list(segment)} begins after the video, which is {duration_s:g} s long: it is "
+        "perhaps in another unit, or of another video. Correct it, or leave the row out.",
+    )
 
 
 def box_problem(box: Box, size: tuple[int, int]) -> tuple[str, str] | None:
@@ -69,7 +94,7 @@ def size_problem(stated: tuple[int, int], real: tuple[int, int]) -> tuple[str, s
     """Says what is wrong with a stated size that is not the upright file's: (reason, message)."""
     how = "in another scale"
     if stated == real[::-1]:
-        how = "on the image before its EXIF rotation"
+        how = "on the media before their rotation (EXIF, display matrix)"
     elif not math.isclose(stated[0] / stated[1], real[0] / real[1], rel_tol=0.02):
         how = "on a cropped, padded or different image"
     return (
