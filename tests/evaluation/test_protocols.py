@@ -249,7 +249,8 @@ class SelectingEngine(grey_world.ReadingEngine):
 
 
 @pytest.mark.parametrize(
-    ("video_as", "tools", "matched"), [("frames", 3 * 4 + 3 * 4, 3 * 9), ("video", 20, 2 * 16)]
+    ("video_as", "tools", "matched"),
+    [("frames", 3 * 4 + 3 * 4, 3 * 9), ("video", 2 * 4 + 2 * 4, 2 * 9)],
 )
 def test_a_videos_first_view_is_matched_by_what_it_is_fed_as(video_as, tools, matched):
     samples = [grey_world.video_sample("v", (1,) * 3, ((1,),), 1)]
