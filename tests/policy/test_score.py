@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
+from reframe_vl.policy import tree_attention
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.score import score
 from reframe_vl.types import Context, Provenance, Span
@@ -124,6 +125,34 @@ def test_sharing_prefixes_changes_neither_logprobs_nor_gradients(family, variant
     rng = np.random.default_rng(7)
     contexts = [c for _ in range(3) for c in group(rng, model.view_maker, 4)]
     assert_exact(model, contexts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_kernel_that_reports_log_sum_exps_scoring_is_as_exact(family, monkeypatch):
+    monkeypatch.setattr(tree_attention, "_reports_lse", lambda *_: False)
+    model = prepared(family)
+    rng = np.random.default_rng(7)
+    assert_exact(model, [c for _ in range(3) for c in group(rng, model.view_maker, 4)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_tower_keeps_no_graph_although_checkpointing_asks_for_one(family):
+    model = prepared(family, lora=True, checkpointing=True, frozen_vision=True)
+    view = random_view(np.random.default_rng(0), model.view_maker)
+    features = model.encode([view])
+    assert not features.embeds.requires_grad
+    assert not any(layer.requires_grad for layer in features.deepstack)
+    model.visual.requires_grad_(True)
+    assert model.encode([view]).embeds.requires_grad
+
+
+def test_attention_dropout_is_refused(monkeypatch):
+    model = prepared("qwen3_vl")
+    rng = np.random.default_rng(0)
+    for layer in model.language_model.layers:
+        monkeypatch.setattr(layer.self_attn, "attention_dropout", 0.1)
+    with pytest.raises(ValueError, match="attention_dropout"):
+        score(model, [random_context(rng, model.view_maker, 1)], HOW)
 
 
 @pytest.fixture(scope="module")

@@ -249,7 +249,7 @@ class VisionLanguageModel(nn.Module):
             torch.from_numpy(forest.image_mask).to(device)[None],
             forest.views,
         )
-        layout = {prefix_tree.LAYOUT: prefix_tree.Layout.of(forest, device)}
+        layout = {prefix_tree.LAYOUT: prefix_tree.Layout(forest, device)}
         return self.hidden_states(batch, features, **layout)[0]
 
     def head(self, hidden: Float[Tensor, "N hidden"]) -> Float[Tensor, "N V"]:

@@ -11,18 +11,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from reframe_vl.policy.forest import Forest, Node
+from reframe_vl.policy.tree_attention import TreeShape, tree_attention
 
 NAME = "prefix_tree"
 LAYOUT = "prefix_tree_layout"
@@ -34,22 +35,18 @@ _MAX_PADDING = 0.25
 
 @dataclass(frozen=True)
 class Bucket:
-    """Nodes of one depth and path length that run as a batch, padded on the right.
+    """Nodes of one depth that run through a linear layer as a batch, padded on the right.
 
     Attributes:
         nodes: Their indices in the forest.
         own: Packed indices of their tokens, shape (N, C); padding repeats the last one.
-        path: Packed indices of their ancestors' tokens, shape (N, L).
-        valid: Which of ``own`` are no padding.
-        mask: What each query sees of path and own tokens, shape (C, L + C); None where L is 0.
+        kept: Which of ``own``, flattened, are no padding.
         parents: The parents' indices; -1 for roots.
     """
 
     nodes: tuple[int, ...]
     own: Int[Tensor, "N C"]
-    path: Int[Tensor, "N L"]
-    valid: Bool[Tensor, "N C"]
-    mask: Bool[Tensor, "C LC"] | None
+    kept: Int[Tensor, "M"]
     parents: tuple[int, ...]
 
 
@@ -58,21 +55,31 @@ class Layout:
     """How a forest's layers run.
 
     Attributes:
-        buckets: Parents before children.
-        order: For each packed token, its place in the buckets' valid tokens, one after the other.
+        forest: What runs.
+        device: Where.
     """
 
-    buckets: tuple[Bucket, ...]
-    order: Int[Tensor, "T"]
+    forest: Forest
+    device: torch.device
 
-    @classmethod
-    def of(cls, forest: Forest, device: torch.device) -> Layout:
-        """Groups a forest's nodes into buckets."""
-        buckets = tuple(_bucket(forest, members, device) for members in _buckets(forest))
-        flat = torch.cat([bucket.own[bucket.valid] for bucket in buckets])
+    @cached_property
+    def attention(self) -> TreeShape:
+        """For attention layers."""
+        return TreeShape.of(self.forest, self.device)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """For linear layers: parents before children."""
+        members = _buckets(self.forest)
+        return tuple(_bucket(self.forest, nodes, self.device) for nodes in members)
+
+    @cached_property
+    def order(self) -> Int[Tensor, "T"]:
+        """For each packed token, its place in the buckets' kept tokens, one after the other."""
+        flat = torch.cat([bucket.own.flatten()[bucket.kept] for bucket in self.buckets])
         order = torch.empty_like(flat)
-        order[flat] = torch.arange(len(flat), device=device)
-        return cls(buckets, order)
+        order[flat] = torch.arange(len(flat), device=self.device)
+        return order
 
 
 def install(language_model: nn.Module) -> bool:
@@ -95,10 +102,10 @@ def install(language_model: nn.Module) -> bool:
 
 
 def _buckets(forest: Forest) -> Iterator[list[int]]:
-    groups: dict[tuple[int, int, bool], list[int]] = {}
+    groups: dict[tuple[int, bool], list[int]] = {}
     for index, node in enumerate(forest.nodes):
-        groups.setdefault((node.depth, node.path, node.leaf), []).append(index)
-    for (_, _, leaf), members in sorted(groups.items()):
+        groups.setdefault((node.depth, node.leaf), []).append(index)
+    for (_, leaf), members in sorted(groups.items()):
         members.sort(key=lambda i: -forest.nodes[i].length)
         yield from _split(members, forest.nodes, leaf)
 
@@ -122,26 +129,14 @@ def _split(members: list[int], nodes: Sequence[Node], leaf: bool) -> Iterator[li
 
 def _bucket(forest: Forest, members: list[int], device: torch.device) -> Bucket:
     nodes = [forest.nodes[i] for i in members]
-    width, path_length = nodes[0].length, nodes[0].path
-    columns = np.arange(width)
+    columns = np.arange(nodes[0].length)
     lengths = np.array([node.length for node in nodes])
     starts = np.array([node.start for node in nodes])
     own = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    path = np.empty((len(nodes), path_length), np.int64)
-    for row, index in enumerate(members):
-        spans = [forest.nodes[a] for a in forest.ancestors(index)]
-        if spans:
-            path[row] = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
-    mask = None
-    if path_length:
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        mask = F.pad(causal, (path_length, 0), value=True)
     return Bucket(
         tuple(members),
         torch.from_numpy(own).to(device),
-        torch.from_numpy(path).to(device),
-        torch.from_numpy(columns < lengths[:, None]).to(device),
-        mask,
+        torch.from_numpy(np.flatnonzero(columns < lengths[:, None])).to(device),
         tuple(node.parent for node in nodes),
     )
 
@@ -160,25 +155,13 @@ def _attention(
     layout: Layout | None = kwargs.pop(LAYOUT, None)
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    scaling = kwargs.get("scaling")
-    grouped = query.shape[1] != key.shape[1]
-    outputs = []
-    for bucket in layout.buckets:
-        # (heads, N, C, D) -> (N, heads, C, D)
-        q = query[0][:, bucket.own].transpose(0, 1)
-        seen = torch.cat([bucket.path, bucket.own], 1)
-        k, v = (x[0][:, seen].transpose(0, 1) for x in (key, value))
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=bucket.mask,
-            is_causal=bucket.mask is None,
-            scale=scaling,
-            enable_gqa=grouped,
+    if kwargs.get("dropout"):
+        raise ValueError(
+            "Rollouts that share a prefix cannot have attention dropout of their own: set "
+            "attention_dropout to 0 in the model's configuration."
         )
-        outputs.append(out.transpose(1, 2)[bucket.valid])
-    return torch.cat(outputs)[layout.order][None], None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return tree_attention(q, k, v, layout.attention, kwargs.get("scaling"))[None], None
 
 
 AttentionInterface.register(NAME, _attention)
@@ -249,13 +232,15 @@ def _fork_linear_attention(layer: nn.Module) -> None:
                 if parents
                 else None
             )
-            out = plain(hidden_states=hidden_states[0][bucket.own], cache_params=cache)
-            outputs.append(out[bucket.valid])
+            # Not by brackets: their backward pass adds one number at a time.
+            own = hidden_states[0].index_select(0, bucket.own.flatten())
+            out = plain(hidden_states=own.unflatten(0, bucket.own.shape), cache_params=cache)
+            outputs.append(out.flatten(0, 1).index_select(0, bucket.kept))
             for row, node in enumerate(bucket.nodes):
                 states[node] = (
                     cache.conv_states[0][row : row + 1],
                     cache.recurrent_states[0][row : row + 1],
                 )
-        return torch.cat(outputs)[layout.order][None]
+        return torch.cat(outputs).index_select(0, layout.order)[None]
 
     layer.forward = forward

@@ -104,7 +104,7 @@ def _forest_states(
     forest = plant(rows)
     states = model.forest_states(forest, features)
     before = [where[row.trained - 1] for row, where in zip(rows, forest.where, strict=True)]
-    return states[torch.from_numpy(np.concatenate(before)).to(states.device)]
+    return states.index_select(0, torch.from_numpy(np.concatenate(before)).to(states.device))
 
 
 def _row_states(
