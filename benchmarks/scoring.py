@@ -6,14 +6,13 @@ it: every row has the prompt and encodes its own copy of the image; logits are t
 tokens only. It runs G(P + C) tokens, the shared form P + GC: their ratio is the ideal. Forward and
 backward of both forms are timed in turn, in a process of their own for each cell, and so is the
 vision tower on one image. "Decoder of ideal" takes the tower's time out of both forms: G images of
-the plain one, one of the shared one. Peak memory is that above a process which has scored a tiny
-group, in another process for each form. OMP_NUM_THREADS sets the threads.
+the plain one, one of the shared one. Peak memory is what a form adds to a process that has scored
+no more than a tiny group; each form has such a process. OMP_NUM_THREADS sets the threads.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import resource
@@ -132,9 +131,6 @@ def shared(model: Any, group: list[Any]) -> torch.Tensor:
     return score(model, group, Sampling(), max_tokens=10**9).logprobs_T
 
 
-FORMS = {"plain": plain, "shared": shared}
-
-
 def timed(
     model: Any, forward: Callable[[], torch.Tensor]
 ) -> tuple[float, torch.Tensor, dict[str, torch.Tensor]]:
@@ -149,37 +145,38 @@ def timed(
 
 
 def measure(cell: dict[str, Any]) -> dict[str, Any]:
-    """Times both forms in turn and compares what they give, or takes one form's peak memory."""
+    """Takes the plain form's peak memory, or the shared form's and then times and compares both."""
     torch.set_num_threads(cell["threads"])
     model = build(cell["family"], cell["checkpointing"])
     group = contexts(model, cell["P"], cell["C"], cell["G"])
-    runs = {
-        name: functools.partial(timed, model, functools.partial(form, model, group))
-        for name, form in FORMS.items()
-    }
-    if cell["form"] in FORMS:
-        # The libraries' own pages and buffers belong to neither form.
-        timed(model, lambda: FORMS[cell["form"]](model, contexts(model, 64, 8, 2)))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        runs[cell["form"]]()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"peak_mb": (peak - before) / 1024}
-    _, expected, expected_gradients = runs["plain"]()
-    _, found, found_gradients = runs["shared"]()
+    first = plain if cell["only_plain_memory"] else shared
+    # The libraries' own pages and buffers belong to neither form.
+    timed(model, lambda: first(model, contexts(model, 64, 8, 2)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _, found, found_gradients = timed(model, lambda: first(model, group))
+    peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if cell["only_plain_memory"]:
+        return {"peak_mb": peak_mb}
+    _, expected, expected_gradients = timed(model, lambda: plain(model, group))
     scale = max(float(g.abs().max()) for g in expected_gradients.values())
     differences = [
         float((found_gradients[name] - g).abs().max()) for name, g in expected_gradients.items()
     ]
     image = group[0].views
-    runs["tower"] = functools.partial(timed, model, lambda: model.encode(image).embeds)
+    runs = {
+        "plain": lambda: plain(model, group),
+        "shared": lambda: shared(model, group),
+        "tower": lambda: model.encode(image).embeds,
+    }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _, (name, run) in itertools.product(range(cell["repeats"]), runs.items()):
-        seconds[name].append(run()[0])
+        seconds[name].append(timed(model, run)[0])
     return {
         **{f"{name}_s": statistics.median(values) for name, values in seconds.items()},
         "speed": statistics.median(
             p / s for p, s in zip(seconds["plain"], seconds["shared"], strict=True)
         ),
+        "peak_mb": peak_mb,
         "logprob_diff": float((expected - found).abs().max()),
         "grad_rel_diff": max(differences) / scale,
     }
@@ -201,8 +198,8 @@ def child(cell: dict[str, Any]) -> dict[str, Any]:
 
 def row(cell: dict[str, Any]) -> dict[str, Any]:
     """One line of the table."""
-    timed = child(cell | {"form": "both"})
-    plain_mb, shared_mb = (child(cell | {"form": form})["peak_mb"] for form in FORMS)
+    timed, memory = (child(cell | {"only_plain_memory": only}) for only in (False, True))
+    plain_mb, shared_mb = memory["peak_mb"], timed["peak_mb"]
     prefix, suffix, group = cell["P"], cell["C"], cell["G"]
     ideal = group * (prefix + suffix) / (prefix + group * suffix)
     tower = timed["tower_s"]

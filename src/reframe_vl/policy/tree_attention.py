@@ -213,10 +213,9 @@ class _TreeAttention(torch.autograd.Function):
                 out[at], lse[:, at] = found, found_lse
                 continue
             before = lse[:, at]
-            both = torch.logaddexp(before, found_lse)
-            out[at] *= (before - both).exp().T[..., None]
-            out[at] += found * (found_lse - both).exp().T[..., None]
-            lse[:, at] = both
+            weight = torch.sigmoid(found_lse - before)
+            out[at].lerp_(found.to(wide), weight.T[..., None])
+            lse[:, at] = torch.logaddexp(before, found_lse)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.shape, ctx.scale = shape, scale
@@ -226,12 +225,15 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, key, value))
+        dq, dk, dv = (torch.empty_like(x, dtype=lse.dtype) for x in (query, key, value))
         for part in ctx.shape.parts:
             at, seen = part.queries, part.keys
             found = _backward(
                 part, grad[at], query[at], key[seen], value[seen], out[at], lse[:, at], ctx.scale
             )
+            if part.causal:
+                dq[at], dk[at], dv[at] = found
+                continue
             dq[at] += found[0]
             dk[seen] += found[1]
             dv[seen] += found[2]
