@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import functools
+import sys
 
 import numpy as np
 import pytest
@@ -191,6 +193,32 @@ def test_bounded_forwards_give_the_same_scores(share):
         model, contexts, HOW, share_prefixes=share, max_tokens=80, logits_chunk=7
     ).logprobs_T
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bounded_forwards_are_run_again_when_backing_up_and_give_the_same_gradients(
+    family, monkeypatch
+):
+    model = prepared(family)
+    rng = np.random.default_rng(1)
+    contexts = [c for _ in range(3) for c in group(rng, model.view_maker, 5)]
+    runs = []
+    model.language_model.layers[0].mlp.register_forward_hook(lambda *_: runs.append(1))
+    whole, expected = scored(model, contexts, share=True)
+    assert len(runs) == 1
+    bounded = functools.partial(score, max_tokens=200)
+    monkeypatch.setattr(sys.modules[__name__], "score", bounded)
+    runs.clear()
+    parts, found = scored(model, contexts, share=True)
+    forwards = len(runs)
+    torch.testing.assert_close(parts.logprobs_T, whole.logprobs_T, atol=1e-5, rtol=0)
+    scale = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).abs().max()) <= 1e-5 * scale, name
+    runs.clear()
+    with torch.no_grad():
+        score(model, contexts, HOW)
+    assert forwards == 2 * len(runs) > 2
 
 
 def test_bfloat16_is_as_close_as_bfloat16_is():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from reframe_vl.algorithms.losses import WeightMode, token_weights
-from reframe_vl.types import MicroBatch, Rollout, RolloutGroup, Sampling, Span, TrainItem
+from reframe_vl.types import Context, MicroBatch, Rollout, RolloutGroup, Sampling, Span, TrainItem
 
 Counts = tuple[int, int]
 """(trained tokens, rollouts) of an optimiser step."""
@@ -80,6 +80,20 @@ def num_trained(rollout: Rollout) -> int:
     return sum(context.num_trained for context in rollout.contexts)
 
 
+def scored_tokens(contexts: Sequence[Context]) -> int:
+    """Tokens that scoring runs through: a beginning that contexts share counts once."""
+    seen: set[int] = set()
+    tokens = 0
+    for context in contexts:
+        path = 0
+        for span in context.spans:
+            path = hash((path, span.token_ids, tuple(view.hash for view in span.views)))
+            if path not in seen:
+                seen.add(path)
+                tokens += len(span)
+    return tokens
+
+
 def _count(groups: Sequence[RolloutGroup]) -> Counts:
     lengths = [num_trained(rollout) for rollout in trained_rollouts(groups)]
     return sum(lengths), sum(length > 0 for length in lengths)
@@ -88,7 +102,7 @@ def _count(groups: Sequence[RolloutGroup]) -> Counts:
 def _balance(groups: Sequence[RolloutGroup], num_bins: int) -> list[list[RolloutGroup]]:
     """Longest first into the emptiest bin; groups keep their order inside a bin."""
     costs = [
-        sum(len(c) for r in trained_rollouts([g]) if r.advantage for c in r.contexts)
+        scored_tokens([c for r in trained_rollouts([g]) if r.advantage for c in r.contexts])
         for g in groups
     ]
     loads = [0] * num_bins

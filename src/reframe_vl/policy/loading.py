@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.views import ViewMaker
+from reframe_vl.policy.visual_cache import VisualCache
 from reframe_vl.tools.codec import BANNED_STRINGS, STOP_STRINGS, Codec, codec_for
 from reframe_vl.tools.coordinates import CoordinateFrame
 from reframe_vl.types import Sampling
@@ -74,6 +75,7 @@ def load_policy(
     compact_calls: bool = False,
     coordinate_frame: str | None = None,
     attention: str = "sdpa",
+    visual_cache: VisualCache | None = None,
 ) -> Policy:
     """Loads a policy of a Qwen-VL family.
 
@@ -88,6 +90,7 @@ def load_policy(
         compact_calls: Calls without white space.
         coordinate_frame: Overrides the family's frame of boxes.
         attention: transformers' attention implementation.
+        visual_cache: Keeps the outputs of a frozen vision tower.
 
     Raises:
         FileNotFoundError: The folder lacks a file that is needed.
@@ -104,7 +107,7 @@ def load_policy(
         model = _with_adapters(model, lora)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(path))
+    wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(path), visual_cache)
     if freeze_vision:
         wrapped.visual.requires_grad_(False)
     frame = CoordinateFrame(coordinate_frame) if coordinate_frame else None

@@ -22,6 +22,7 @@ from reframe_vl.policy import prefix_tree
 from reframe_vl.policy.forest import Forest
 from reframe_vl.policy.inputs import ExpandedContext, expand
 from reframe_vl.policy.views import ViewMaker
+from reframe_vl.policy.visual_cache import Layers, TowerName, VisualCache
 from reframe_vl.types import Context, Modality, Sampling, View
 
 logger = logging.getLogger(__name__)
@@ -79,9 +80,12 @@ class VisionLanguageModel(nn.Module):
     Attributes:
         model: The wrapped model; its parameters are this module's parameters.
         view_maker: Resizes images for this model.
+        visual_cache: Keeps what a frozen vision tower gave; None keeps nothing.
     """
 
-    def __init__(self, model: nn.Module, view_maker: ViewMaker) -> None:
+    def __init__(
+        self, model: nn.Module, view_maker: ViewMaker, visual_cache: VisualCache | None = None
+    ) -> None:
         """Wraps a model.
 
         Raises:
@@ -90,6 +94,8 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.model = model
         self.view_maker = view_maker
+        self.visual_cache = visual_cache
+        self._tower_name = TowerName()
         base = self.base
         inner = getattr(base, "model", None)
         if not all(hasattr(inner, name) for name in ("visual", "language_model")):
@@ -142,6 +148,11 @@ class VisionLanguageModel(nn.Module):
             Modality.VIDEO: int(config.video_token_id),
         }
 
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether gradient checkpointing is at work."""
+        return self.training and bool(self.base.is_gradient_checkpointing)
+
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Eval mode and no gradients: in training mode checkpointing would discard caches."""
@@ -162,24 +173,39 @@ class VisionLanguageModel(nn.Module):
             return None
         # Images of one size are neighbours, which lets equal blocks be attended to together.
         distinct.sort(key=lambda view: view.grid_thw)
-        patches = torch.from_numpy(self.view_maker.patches(distinct))
-        grid = torch.tensor([view.grid_thw for view in distinct])
-        visual = self.visual
-        dtype = next(visual.parameters()).dtype
+        trained = any(parameter.requires_grad for parameter in self.visual.parameters())
         # A frozen tower keeps no graph, although gradient checkpointing lets its inputs need one.
-        trained = any(parameter.requires_grad for parameter in visual.parameters())
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-            output = visual(
-                patches.to(self.device, dtype), grid_thw=grid.to(self.device), return_dict=True
-            )
+            if trained or self.visual_cache is None:
+                layers = self._run_tower(distinct)
+            else:
+                kept = self.visual_cache.layers(
+                    self._tower_name.of(self.visual), distinct, self._run_tower_apart
+                )
+                layers = tuple(
+                    torch.cat([layer.to(self.device) for layer in same])
+                    for same in zip(*kept, strict=True)
+                )
         ends = list(itertools.accumulate(view.num_tokens for view in distinct))
         rows = {
             view.hash: slice(end - view.num_tokens, end)
             for view, end in zip(distinct, ends, strict=True)
         }
-        return VisualFeatures(
-            rows, output.pooler_output, tuple(getattr(output, "deepstack_features", None) or ())
+        return VisualFeatures(rows, layers[0], layers[1:])
+
+    def _run_tower(self, views: Sequence[View]) -> Layers:
+        patches = torch.from_numpy(self.view_maker.patches(list(views)))
+        grid = torch.tensor([view.grid_thw for view in views])
+        dtype = next(self.visual.parameters()).dtype
+        output = self.visual(
+            patches.to(self.device, dtype), grid_thw=grid.to(self.device), return_dict=True
         )
+        return output.pooler_output, *(getattr(output, "deepstack_features", None) or ())
+
+    def _run_tower_apart(self, views: Sequence[View]) -> list[Layers]:
+        """The same, each view's tokens by themselves."""
+        sizes = [view.num_tokens for view in views]
+        return list(zip(*(layer.split(sizes) for layer in self._run_tower(views)), strict=True))
 
     # ------------------------------------------------------------------ text
 

@@ -58,7 +58,9 @@ def score(
         sampling: Temperature and banned ids, applied as the sampler applied them.
         entropy: Also compute the entropy at each trained token.
         share_prefixes: Run each shared prefix once; off, one padded row a context.
-        max_tokens: A forward takes at most so many tokens (a longer context goes alone).
+        max_tokens: A forward takes at most so many tokens (a longer context goes alone). Where
+            several are needed, each is computed again when backing up, so that memory holds the
+            intermediate results of one at a time.
         logits_chunk: Positions whose logits are held at once.
 
     Returns:
@@ -69,11 +71,18 @@ def score(
     used = [i for i, count in enumerate(counts) if count]
     features = model.encode([view for i in used for _, view in rows[i].blocks])
     shared = share_prefixes and model.shares_prefixes
-    bins = _neighbours(rows, used, max_tokens) if shared else _padded(rows, used, max_tokens)
+    bins = list((_neighbours if shared else _padded)(rows, used, max_tokens))
+    # Layers that are computed again keep little already: a third forward would buy nothing.
+    again = len(bins) > 1 and torch.is_grad_enabled() and not model.recomputes_layers
     pieces: dict[int, tuple[Tensor, Tensor]] = {}
     for members in bins:
         chosen = [rows[i] for i in members]
-        hidden = (_forest_states if shared else _row_states)(model, chosen, features)
+        states = _forest_states if shared else _row_states
+        hidden = (
+            checkpoint(states, model, chosen, features, use_reentrant=False)
+            if again
+            else states(model, chosen, features)
+        )
         targets = np.concatenate([row.token_ids[row.trained] for row in chosen])
         logprobs, entropies = _token_scores(
             model,
