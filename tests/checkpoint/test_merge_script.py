@@ -1,0 +1,100 @@
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from checkpoint_folders import merged, weights
+from merge import merge
+from reframe_vl.algorithms.gdgrpo import GDGRPO
+from reframe_vl.checkpoint.export import export_policy
+from reframe_vl.mini.model import base_folder as shipped
+from reframe_vl.policy.loading import LoRASettings, load_policy
+from reframe_vl.training import load_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def composed(name, **given):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose(name)
+    return OmegaConf.merge(cfg, given)
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """The directory of a run with adapters that was stopped after a step."""
+    lora = {"_target_": "reframe_vl.policy.loading.LoRASettings", "rank": 4}
+    model = {"_target_": "reframe_vl.policy.loading.load_policy", "path": str(made[0])}
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    OmegaConf.save({"model": {**model, "lora": lora}}, run / "config.yaml")
+    policy = load_policy(made[0], lora=LoRASettings(rank=4))
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+    module = GDGRPO(policy=policy, optimizer=partial(torch.optim.SGD, lr=0.1))
+    checkpoint = {"state_dict": module.state_dict()}
+    module.on_save_checkpoint(checkpoint)
+    torch.save(checkpoint, run / "checkpoints" / "step_000003.ckpt")
+    policy.model.model.save_pretrained(tmp_path / "adapter")
+    return run
+
+
+def test_runs_their_checkpoints_and_folders_are_merged(made, run, tmp_path):
+    base, one, _ = made
+    file = run / "checkpoints" / "step_000003.ckpt"
+    given = [str(path) for path in (run, file, one)]
+    cfg = composed("merge", base=str(base), checkpoints=given, output=str(tmp_path / "out" / "m"))
+    merge(OmegaConf.merge(cfg, {"weights": [0.5, 0.25, 0.25], "method": "task_arithmetic"}))
+    folders = (base, tmp_path / "adapter", one)
+    expected = merged(
+        folders, tmp_path / "expected", method="task_arithmetic", weights=[0.75, 0.25]
+    )
+    found = weights(tmp_path / "out" / "m")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["m"]
+
+
+def test_a_finished_run_gives_its_policy_and_a_merge_can_be_evaluated(made, run, tmp_path):
+    base, one, _ = made
+    one_policy = load_policy(one)
+    export_policy(one_policy, run / "policy")
+    merge(
+        composed("merge", base=str(base), checkpoints=[str(run)], output=str(tmp_path / "merged"))
+    )
+    policy = load_checkpoint(composed("eval"), tmp_path / "merged")
+    found = dict(policy.model.named_parameters())
+    for name, parameter in one_policy.model.named_parameters():
+        assert torch.equal(parameter, found[name])
+
+
+def test_a_shipped_base_is_named_by_its_number(tmp_path):
+    merge(composed("merge", base=1, checkpoints=[str(shipped(2))], output=str(tmp_path / "out")))
+    found = weights(tmp_path / "out")
+    for name, tensor in weights(shipped(2)).items():
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_path_without_a_checkpoint_is_refused_before_anything_is_written(made, tmp_path):
+    cfg = composed("merge", base=str(made[0]), output=str(tmp_path / "out"))
+    for path in ("nowhere", str(tmp_path)):
+        with pytest.raises(FileNotFoundError, match=f"No checkpoint at {path}: give a run"):
+            merge(OmegaConf.merge(cfg, {"checkpoints": [path]}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_given_is_told_in_a_sentence(tmp_path):
+    command = [sys.executable, str(ROOT / "src" / "merge.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Add checkpoints=… output=… to the command" in done.stderr
+    assert not list(tmp_path.iterdir())
