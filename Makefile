@@ -2,9 +2,10 @@
 PYTHON ?= python3.11
 
 STAMP := .venv/.stamp
+TRL_STAMP := .venv-trl/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint
+.PHONY: help setup train test lint trl-env
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -25,6 +26,17 @@ lint: $(STAMP) ## Check style, format and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy -p reframe_vl
+
+trl-env: $(TRL_STAMP) ## Make .venv-trl/, where the peers of benchmarks/vs_trl.py run
+
+$(TRL_STAMP): benchmarks/peers/requirements.txt requirements.lock.txt
+	@echo "Making .venv-trl/ with the packages of benchmarks/peers/requirements.txt"
+	@[ -x .venv-trl/bin/python ] || $(PYTHON) -m venv .venv-trl
+	@.venv-trl/bin/python -m pip install -q --disable-pip-version-check \
+	    -r benchmarks/peers/requirements.txt -c requirements.lock.txt
+	@# PyPI's torchvision asks for a torch with CUDA, which a CPU does not need.
+	@.venv-trl/bin/python -m pip install -q --disable-pip-version-check --no-deps torchvision==0.28.0
+	@touch $@
 
 $(STAMP): requirements.lock.txt pyproject.toml
 	@if [ ! -x .venv/bin/python ]; then \
