@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
-from reframe_vl.rollout.statistics import statistics
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class HealthCallback(Callback):
         """Compares the last steps with the limits."""
         if not isinstance(pl_module, PolicyModule):
             return
-        measures = statistics(pl_module.loader.groups)
+        measures = pl_module.loader.statistics()
         for name in ("entropy", "sampler_gap_max"):
             value = trainer.callback_metrics.get(f"train/{name}")
             if value is not None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from reframe_vl.algorithms.module import PolicyModule
-from reframe_vl.rollout.statistics import statistics
 
 _SHOWN = {"reward": "reward", "call_rate": "calls", "reward/grounding": "IoU"}
 
@@ -53,7 +52,7 @@ class ProgressLine(Callback):
         if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):
             return
         groups = pl_module.loader.groups
-        numbers = statistics(groups)
+        numbers = pl_module.loader.statistics()
         tokens = sum(len(c) for g in groups for r in g.rollouts for c in r.contexts)
         rate = tokens / max(time.perf_counter() - self._started, 1e-9)
         shown = [f"{label} {numbers[key]:.2f}" for key, label in _SHOWN.items() if key in numbers]

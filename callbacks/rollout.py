@@ -14,6 +14,7 @@ from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
 from reframe_vl.rollout.drop import DropMode
 from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.gate import Gate
 from reframe_vl.rollout.prompt import prompt_tokens
 from reframe_vl.rollout.settings import RolloutSettings, make_environment
 from reframe_vl.schedules import Constant
@@ -38,6 +39,7 @@ class RolloutCallback(Callback):
         drop_probability: Of progress; set by the ground-drop callback.
         drop_mode: Likewise.
         score: Sets a rollout's rewards; set by the reward callback.
+        gate: Of progress; set by the gate callback, None without a gate.
     """
 
     def __init__(
@@ -49,16 +51,14 @@ class RolloutCallback(Callback):
         rollouts_per_prompt: int,
         seed: int = 0,
     ) -> None:
-        """Checks that groups can be compared within.
+        """Checks what can be checked without a policy.
 
         Raises:
-            ValueError: A group of one, whose advantage would always be 0; or greedy rollouts,
-                whose groups would be all alike.
+            ValueError: No rollouts at all; or greedy rollouts, whose groups would be all alike.
         """
-        if rollouts_per_prompt < 2:
+        if rollouts_per_prompt < 1:
             raise ValueError(
-                f"rollouts_per_prompt is {rollouts_per_prompt}: a group's baseline needs at least "
-                "2 rollouts, or every advantage is 0 and nothing is learned."
+                f"rollouts_per_prompt is {rollouts_per_prompt}: it must be at least 1."
             )
         if not settings.temperature > 0:
             raise ValueError(
@@ -71,6 +71,7 @@ class RolloutCallback(Callback):
         self.drop_probability: Callable[[float], float] = Constant(0.0)
         self.drop_mode: DropMode = "bernoulli"
         self.score: Scorer | None = None
+        self.gate: Callable[[float], Gate] | None = None
         self.collector: Collector | None = None
         self._trainer: Trainer | None = None
 
@@ -79,6 +80,7 @@ class RolloutCallback(Callback):
         if stage != "fit":
             return
         module = _policy_module(pl_module)
+        self.check_group(module)
         policy = module.components
         self._trainer = trainer
         self.collector = Collector(
@@ -97,6 +99,19 @@ class RolloutCallback(Callback):
         if problem := self._too_long(data.train[0]):
             raise ValueError(f"Sample {data.train[0].id} cannot be played: {problem}.")
         module.loader.generate = self._generate
+
+    def check_group(self, module: PolicyModule) -> None:
+        """Checks that a group is large enough for the algorithm.
+
+        Raises:
+            ValueError: It is not: every advantage would be 0.
+        """
+        if self.rollouts_per_prompt < module.min_rollouts:
+            raise ValueError(
+                f"rollouts_per_prompt is {self.rollouts_per_prompt}: a group's baseline needs at "
+                f"least {module.min_rollouts} rollouts, or every advantage is 0 and nothing is "
+                "learned."
+            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stops the engine."""
@@ -157,6 +172,7 @@ class RolloutCallback(Callback):
             drop_probability=self.drop_probability(progress),
             drop_mode=self.drop_mode,
             policy_version=trainer.global_step,
+            gate=self.gate(progress) if self.gate else None,
         )
         groups = collector.collect(samples, plan)
         for group in groups:

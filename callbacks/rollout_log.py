@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.data.media import MediaError
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.picture import draw_rollout
-from reframe_vl.rollout.statistics import statistics
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.rollout.transcript import transcript
 from reframe_vl.types import RolloutGroup
@@ -34,11 +34,21 @@ class RolloutLog(Callback):
         """Nothing is written before the first step."""
         self.folder = Path(folder)
         self.pictures_every, self.pictures, self.save = pictures_every, pictures, save
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
+        self._images: Future[None]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts what an earlier attempt wrote after the checkpoint."""
         if self.save:
             self._store(trainer).cut(trainer.current_epoch)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begins to write the step's images, beside the update."""
+        if self.save and batch_idx == 0 and isinstance(pl_module, PolicyModule):
+            store, groups = self._store(trainer), pl_module.loader.groups
+            self._images = self._writer.submit(store.write_images, groups)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the step."""
@@ -47,9 +57,11 @@ class RolloutLog(Callback):
         groups = pl_module.loader.groups
         encoder = Encoder(pl_module.components.tokenizer)
         if self.save:
+            # Before the file, which so never names an image that is not there.
+            self._images.result()
             self._store(trainer).write(pl_module.step, groups, encoder.decode)
         pl_module.log_dict(
-            {f"rollouts/{name}": value for name, value in statistics(groups).items()},
+            {f"rollouts/{name}": value for name, value in pl_module.loader.statistics().items()},
             batch_size=1,
             sync_dist=trainer.world_size > 1,
         )

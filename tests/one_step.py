@@ -4,6 +4,7 @@ Run as a script, alone or under torch.distributed.run, so that ranks are real pr
 """
 
 import argparse
+import dataclasses
 import os
 from functools import partial
 
@@ -12,12 +13,16 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
+from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
 from reframe_vl.policy.loading import Policy
+from reframe_vl.policy.score import score
+from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.tools.codec import codec_for
 from reframe_vl.types import (
     Answer,
     ImageMedia,
     Modality,
+    Provenance,
     Rollout,
     RolloutGroup,
     RolloutKey,
@@ -79,11 +84,66 @@ class KeepGradient(Callback):
 
 def gradient(micro: int, settings: GRPOSettings | None = None) -> dict[str, torch.Tensor]:
     """The gradient of one update in ``micro`` micro-batches, over however many ranks there are."""
-    model = tiny_model("qwen3_vl")
-    policy = Policy(model, tokenizer(), codec_for("qwen3_vl"), "tiny")
-    module = GDGRPO(
-        settings or GRPOSettings(), policy=policy, optimizer=partial(torch.optim.SGD, lr=1.0)
-    )
+    policy = tiny_policy()
+    module = GDGRPO(settings or GRPOSettings(), policy=policy, optimizer=SGD)
+    return fit(module, fixed_groups(policy.model, sampling()), micro)
+
+
+SGD = partial(torch.optim.SGD, lr=1.0)
+TEACHERS = {"image": 1, "video": 2}
+"""Seeds of the teachers by the domain they teach."""
+
+
+def tiny_policy() -> Policy:
+    return Policy(tiny_model("qwen3_vl"), tokenizer(), codec_for("qwen3_vl"), "tiny")
+
+
+def distilled_groups(model, how) -> list[RolloutGroup]:
+    """The fixed groups of two domains, with some turns injected and samplers that are a bit off."""
+    rng = np.random.default_rng(3)
+    groups = fixed_groups(model, how)
+    for number, group in enumerate(groups):
+        if number % 2:
+            group.sample = dataclasses.replace(group.sample, domain="video")
+        for rollout in group.rollouts:
+            rollout.num_turns = 1
+            for context in rollout.contexts:
+                context.spans = [
+                    dataclasses.replace(span, provenance=Provenance.INJECTED, logprobs=None)
+                    if span.trained and rng.random() < 0.3
+                    else span
+                    for span in context.spans
+                ]
+            for context, piece in zip(
+                rollout.contexts, score(model, rollout.contexts, how).per_context(), strict=True
+            ):
+                known = iter(piece.tolist())
+                for at, span in enumerate(context.spans):
+                    values = [next(known) for _ in span.token_ids] if span.trained else []
+                    if span.provenance is Provenance.SAMPLED:
+                        off = rng.normal(0, 0.5, len(values))
+                        logprobs = tuple(float(v) for v in values + off)
+                        context.spans[at] = dataclasses.replace(span, logprobs=logprobs)
+    groups[0].rollouts[0].termination = Termination.ERROR
+    return groups
+
+
+def distilled_gradient(
+    micro: int, settings: DistillationSettings | None = None
+) -> dict[str, torch.Tensor]:
+    """The same for distillation from two teachers."""
+    policy = tiny_policy()
+    teachers = Teachers({"a": "unused", "b": "unused"}, {"image": "a", "video": "b"})
+    for name, seed in zip("ab", TEACHERS.values(), strict=True):
+        frozen = tiny_model("qwen3_vl", seed=seed).requires_grad_(False)
+        teachers.add(name, FrozenModel(frozen, policy.model))
+    module = OGMOPD(teachers, settings or DistillationSettings(), policy=policy, optimizer=SGD)
+    with torch.no_grad():
+        groups = distilled_groups(policy.model, sampling())
+    return fit(module, groups, micro)
+
+
+def fit(module, groups: list[RolloutGroup], micro: int) -> dict[str, torch.Tensor]:
     keep = KeepGradient()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     trainer = Trainer(
@@ -98,18 +158,26 @@ def gradient(micro: int, settings: GRPOSettings | None = None) -> dict[str, torc
         enable_model_summary=False,
         callbacks=[keep],
     )
-    groups = fixed_groups(model, sampling())
     module.loader.generate = lambda: groups[trainer.global_rank :: trainer.world_size]
     trainer.fit(module, datamodule=Samples())
     return keep.gradients
 
 
+def assert_same(found, expected, tolerance=1e-6):
+    assert found.keys() == expected.keys()
+    scale = max(float(g.abs().max()) for g in expected.values())
+    assert scale > 1e-3
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) <= tolerance * scale, name
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--micro", type=int, required=True)
+    parser.add_argument("--distil", action="store_true")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result = gradient(args.micro)
+    result = (distilled_gradient if args.distil else gradient)(args.micro)
     if int(os.environ.get("RANK", 0)) == 0:
         torch.save(result, args.out)

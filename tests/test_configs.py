@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from reframe_vl.algorithms.module import PolicyModule
@@ -37,9 +38,11 @@ def test_every_experiment_composes_and_resolves_at_every_scale(experiment, scale
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_instantiated_at_every_scale(experiment, scale, tmp_path):
+    teachers = ["teachers.spatial=a", "teachers.temporal=b"]
     cfg = composed(
         f"experiment={experiment}",
         f"scale={scale}",
+        *(teachers if "mopd" in experiment else []),
         # The full-size model, data and accelerator are not at hand; what reads them is the same.
         "model=mini",
         "data=mini_image",
@@ -47,7 +50,8 @@ def test_every_experiment_is_instantiated_at_every_scale(experiment, scale, tmp_
         "trainer.precision=32-true",
         run=tmp_path,
     )
-    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    assert all(isinstance(callback, Callback) for callback in callbacks)
     loggers = [instantiate(node) for node in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     module = instantiate(cfg.algorithm)(policy=instantiate(cfg.model))
@@ -58,9 +62,11 @@ def test_every_experiment_is_instantiated_at_every_scale(experiment, scale, tmp_
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_has_its_embedded_data(experiment):
     data = instantiate(composed(f"experiment={experiment}", "data.evaluation_size=4").data)
-    modality = Modality.VIDEO if "temporal" in experiment else Modality.IMAGE
-    for samples in (data.next_samples(3), data.evaluation_samples(), data.conflict_samples()):
-        assert {sample.modality for sample in samples} == {modality}
+    modalities = {Modality.VIDEO if "temporal" in experiment else Modality.IMAGE}
+    if "mopd" in experiment or "mix" in experiment:
+        modalities = set(Modality)
+    for samples in (data.next_samples(4), data.evaluation_samples(), data.conflict_samples()):
+        assert {sample.modality for sample in samples} == modalities
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -117,7 +123,7 @@ def test_drop_schedules_are_chosen_by_name(schedule, value):
 @pytest.mark.parametrize(
     "override, node, words",
     [
-        ("rollouts_per_prompt=1", "callbacks.rollout", "at least 2 rollouts"),
+        ("rollouts_per_prompt=0", "callbacks.rollout", "at least 1"),
         ("temperature=0", "callbacks.rollout", "above 0"),
         ("limits.max_turns=0", "callbacks.rollout", "at least 1"),
         ("limits.max_new_tokens=0", "callbacks.rollout", "at least 1"),

@@ -47,7 +47,7 @@ _NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
     "steps": (int, 1),
     "seed": (int, 0),
     "prompts_per_step": (int, 1),
-    "rollouts_per_prompt": (int, 2),
+    "rollouts_per_prompt": (int, 1),
     "warmup_updates": (int, 0),
     "lr": ((int, float), 0),
     "temperature": ((int, float), 0),

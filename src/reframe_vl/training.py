@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from reframe_vl import runs
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.graceful_stop import GracefulStop
+from reframe_vl.callbacks.rollout import RolloutCallback
 from reframe_vl.checkpoint.export import export_policy
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.evaluation.outcomes import named_arms
@@ -92,6 +93,8 @@ def _set_up(
     loggers = _loggers(cfg, checkpoint)
     trainer: Trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     module: PolicyModule = instantiate(cfg.algorithm)(policy=instantiate(cfg.model))
+    for rollouts in _callbacks(trainer, RolloutCallback):
+        rollouts.check_group(module)
     if checkpoint is not None:
         logger.info("Going on from %s", checkpoint)
     return trainer, module, data

@@ -358,6 +358,8 @@ class CallStatus(StrEnum):
     """The model's fault: malformed or invalid."""
     FAILED = "failed"
     """The tool's fault: the model's call was valid."""
+    REPLACED = "replaced"
+    """The gate wrote another call in its place, which follows."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,7 @@ class CallRecord:
         reason: Reason code of a refusal or failure.
         coercions: Arguments that were converted without loss.
         by_gate: Written by the environment, not by the policy (docs/method.md, 1.2).
+        proposal: The text of a call that the gate replaced, from its opening tag on.
     """
 
     turn: int
@@ -384,6 +387,7 @@ class CallRecord:
     reason: str = ""
     coercions: int = 0
     by_gate: bool = False
+    proposal: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -426,6 +430,8 @@ class Rollout:
         reward: The total; None leaves this rollout out of all statistics.
         advantage: Set by the algorithm; None before, and where the reward is None.
         error: The infrastructure's failure, where ``termination`` is ERROR.
+        branches: Contexts beside the rollout, which end in a canonical call that it did not make:
+            trained, but not part of what happened.
     """
 
     key: RolloutKey
@@ -441,6 +447,7 @@ class Rollout:
     reward: float | None = None
     advantage: float | None = None
     error: str = ""
+    branches: list[Context] = field(default_factory=list)
 
     @property
     def played(self) -> bool:
@@ -496,6 +503,9 @@ class TrainItem:
             global normaliser is inside), so that micro-losses simply add up.
         old_logprobs: Before the first update of the step; None where the policy is unchanged.
         ref_logprobs: Of the reference policy; None without a KL term.
+        teacher_logprobs: Of the teacher of its domain; None without one.
+        injected: Which trained tokens the environment wrote.
+        domain: Of the sample.
     """
 
     context: Context
@@ -504,6 +514,9 @@ class TrainItem:
     sampler_logprobs: npt.NDArray[np.float32]
     old_logprobs: npt.NDArray[np.float32] | None = None
     ref_logprobs: npt.NDArray[np.float32] | None = None
+    teacher_logprobs: npt.NDArray[np.float32] | None = None
+    injected: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    domain: str = ""
 
 
 @dataclass

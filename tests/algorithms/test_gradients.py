@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from one_step import fixed_groups, gradient
+from one_step import assert_same, fixed_groups, gradient
 from reframe_vl.algorithms.gdgrpo import GRPOSettings
 from tiny import sampling, tiny_model
 
 TESTS = Path(__file__).parents[1]
-
-
-def assert_same(found, expected, tolerance=1e-6):
-    assert found.keys() == expected.keys()
-    scale = max(float(g.abs().max()) for g in expected.values())
-    assert scale > 1e-3
-    for name, value in expected.items():
-        assert float((found[name] - value).abs().max()) <= tolerance * scale, name
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,22 @@ import numpy.typing as npt
 import torch
 
 from reframe_vl.algorithms.losses import WeightMode, token_weights
-from reframe_vl.types import Context, MicroBatch, Rollout, RolloutGroup, Sampling, Span, TrainItem
+from reframe_vl.types import (
+    Context,
+    MicroBatch,
+    Provenance,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    Span,
+    TrainItem,
+)
 
 Counts = tuple[int, int]
-"""(trained tokens, rollouts) of an optimiser step."""
+"""Two counts of an optimiser step that are summed over ranks: (trained tokens, rollouts), or for
+distillation (sampled tokens, injected tokens)."""
+Reduce = Callable[[list[Counts]], list[Counts]]
+Bins = list[list[RolloutGroup]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ def micro_batches(
     sampling: Sampling,
     plan: BatchPlan,
     step: int,
-    all_reduce: Callable[[list[Counts]], list[Counts]] = list,
+    all_reduce: Reduce = list,
 ) -> list[MicroBatch]:
     """Splits a step's rollouts into U times K micro-batches.
 
@@ -56,8 +68,7 @@ def micro_batches(
         step: The reinforcement-learning step.
         all_reduce: Sums the updates' counts over ranks.
     """
-    bins = _balance(groups, plan.num_updates * plan.num_micro)
-    updates = [bins[u * plan.num_micro : (u + 1) * plan.num_micro] for u in range(plan.num_updates)]
+    updates = _updates(groups, plan.num_updates, plan.num_micro, _policy_gradient_contexts)
     counts = all_reduce([_count([g for part in update for g in part]) for update in updates])
     return [
         MicroBatch(
@@ -99,12 +110,98 @@ def _count(groups: Sequence[RolloutGroup]) -> Counts:
     return sum(lengths), sum(length > 0 for length in lengths)
 
 
-def _balance(groups: Sequence[RolloutGroup], num_bins: int) -> list[list[RolloutGroup]]:
-    """Longest first into the emptiest bin; groups keep their order inside a bin."""
-    costs = [
-        scored_tokens([c for r in trained_rollouts([g]) if r.advantage for c in r.contexts])
-        for g in groups
+def distillation_batches(
+    groups: Sequence[RolloutGroup],
+    sampling: Sampling,
+    num_updates: int,
+    num_micro: int,
+    injected_weight: float,
+    step: int,
+    all_reduce: Reduce = list,
+) -> list[MicroBatch]:
+    """Splits a step's rollouts for OG-MOPD (docs/method.md, 1.2), as ``micro_batches`` does.
+
+    Sampled tokens weigh 1 / abs(S), injected ones ``injected_weight`` / abs(I), counted over the
+    whole optimiser step and all ranks; every rollout that was played takes part.
+
+    Args:
+        groups: Advantages are used where they are set, and 0 elsewhere.
+        sampling: The distribution the tokens were drawn from.
+        num_updates: U.
+        num_micro: K.
+        injected_weight: Lambda_br; at 0 injected tokens take no part.
+        step: The reinforcement-learning step.
+        all_reduce: Sums the updates' counts over ranks.
+    """
+    updates = _updates(groups, num_updates, num_micro, _distilled_contexts)
+    items = [[_distillation_items(part) for part in update] for update in updates]
+    flat = [np.concatenate([np.zeros(0, np.bool_), *_injected(update)]) for update in items]
+    counts = all_reduce([(int((~mask).sum()), int(mask.sum())) for mask in flat])
+    for (sampled, injected), update in zip(counts, items, strict=True):
+        shares = (1 / max(sampled, 1), injected_weight / max(injected, 1))
+        for item in (item for part in update for item in part):
+            item.weights = np.where(item.injected, shares[1], shares[0]).astype(np.float32)
+    return [
+        MicroBatch(part, sampling, num_micro, step, number)
+        for number, update in enumerate(items)
+        for part in update
     ]
+
+
+def _injected(update: Sequence[Sequence[TrainItem]]) -> list[npt.NDArray[np.bool_]]:
+    return [item.injected for part in update for item in part]
+
+
+def _distillation_items(groups: Sequence[RolloutGroup]) -> list[TrainItem]:
+    items = []
+    for group in groups:
+        for rollout in filter(lambda r: r.played, group.rollouts):
+            for context in (*rollout.contexts, *rollout.branches):
+                count = context.num_trained
+                if not count:
+                    continue
+                injected = np.concatenate(
+                    [
+                        np.full(len(span.token_ids), span.provenance is Provenance.INJECTED)
+                        for span in context.spans
+                        if span.trained
+                    ]
+                )
+                items.append(
+                    TrainItem(
+                        context,
+                        advantages=np.full(count, rollout.advantage or 0.0, np.float32),
+                        weights=np.zeros(count, np.float32),
+                        sampler_logprobs=_sampler_logprobs(context.spans),
+                        injected=injected,
+                        domain=group.sample.domain,
+                    )
+                )
+    return items
+
+
+def _policy_gradient_contexts(group: RolloutGroup) -> list[Context]:
+    return [c for r in trained_rollouts([group]) if r.advantage for c in r.contexts]
+
+
+def _distilled_contexts(group: RolloutGroup) -> list[Context]:
+    return [c for r in group.rollouts if r.played for c in (*r.contexts, *r.branches)]
+
+
+def _updates(
+    groups: Sequence[RolloutGroup],
+    num_updates: int,
+    num_micro: int,
+    contexts: Callable[[RolloutGroup], list[Context]],
+) -> list[Bins]:
+    """The groups of each update's micro-batches."""
+    costs = [scored_tokens(contexts(group)) for group in groups]
+    bins = _balance(groups, costs, num_updates * num_micro)
+    return [bins[u * num_micro : (u + 1) * num_micro] for u in range(num_updates)]
+
+
+def _balance(groups: Sequence[RolloutGroup], costs: Sequence[int], num_bins: int) -> Bins:
+    """Costliest first into the emptiest bin; groups keep their order inside a bin."""
     loads = [0] * num_bins
     members: list[list[int]] = [[] for _ in range(num_bins)]
     for index in sorted(range(len(groups)), key=lambda i: -costs[i]):

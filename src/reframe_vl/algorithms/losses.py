@@ -135,14 +135,12 @@ def policy_gradient_loss(
         have both).
     """
     active_T = weights_T != 0
-    logprobs_T = _select(active_T, logprobs_T)
-    old_T = logprobs_T if old_logprobs_T is None else _select(active_T, old_logprobs_T)
+    logprobs_T = select(active_T, logprobs_T)
+    old_T = logprobs_T if old_logprobs_T is None else select(active_T, old_logprobs_T)
     old_T = old_T.detach()
-    sampler_T = _select(active_T, sampler_logprobs_T).detach()
-    advantages_T = _select(active_T, advantages_T).detach()
-    missing_T = sampler_T.isnan()
-
-    raw_T = _bounded_exp(torch.where(missing_T, 0.0, old_T - sampler_T))
+    sampler_T = select(active_T, sampler_logprobs_T).detach()
+    advantages_T = select(active_T, advantages_T).detach()
+    raw_T = sampler_ratio(old_T, sampler_T)
     correction_T = _correction(raw_T, importance, importance_cap, importance_band)
     # Dropped tokens leave before exp as well: both of their log-probs may be -inf.
     ratio_T = _bounded_exp(torch.where(correction_T != 0, logprobs_T - old_T, 0.0))
@@ -151,24 +149,53 @@ def policy_gradient_loss(
     loss = -(weights_T.detach().float() * correction_T * surrogate_T).sum()
 
     with torch.no_grad():
-        gap_T = torch.where(missing_T, 0.0, _gap(logprobs_T, sampler_T))
-        gap_max, gap_argmax = _largest(gap_T, active_T & ~missing_T)
-        importance_max, _ = _largest(raw_T, active_T)
         kept_T = active_T & (correction_T != 0)
         metrics = {
             "tokens": active_T.sum(),
             "clip_low": (kept_T & (advantages_T < 0) & (ratio_T < 1 - clip_low)).sum(),
             "clip_high": (kept_T & (advantages_T > 0) & (ratio_T > 1 + clip_high)).sum(),
-            "ratio_sum": _select(kept_T, ratio_T).sum(),
-            "importance_sum": _select(active_T, raw_T).sum(),
-            "importance_max": importance_max,
-            "importance_masked": (active_T & (correction_T == 0)).sum(),
-            "logprobs_missing": missing_T.sum(),
-            "sampler_gap_sum": gap_T.sum(),
-            "sampler_gap_max": gap_max,
-            "sampler_gap_argmax": gap_argmax,
-        }
+            "ratio_sum": select(kept_T, ratio_T).sum(),
+        } | sampler_metrics(logprobs_T, sampler_T, raw_T, correction_T, active_T)
     return loss, metrics
+
+
+def sampler_ratio(
+    logprobs_T: Float[Tensor, "T"], sampler_T: Float[Tensor, "T"]
+) -> Float[Tensor, "T"]:
+    """``sg[pi / mu]`` of each token, bounded before ``exp``; 1 without the sampler's (NaN)."""
+    log_ratio_T = logprobs_T.detach() - sampler_T
+    return _bounded_exp(torch.where(sampler_T.isnan(), 0.0, log_ratio_T))
+
+
+def sampler_metrics(
+    logprobs_T: Float[Tensor, "T"],
+    sampler_T: Float[Tensor, "T"],
+    ratio_T: Float[Tensor, "T"],
+    correction_T: Float[Tensor, "T"],
+    active_T: Bool[Tensor, "T"],
+) -> Metrics:
+    """How far trainer and sampler are apart; see ``policy_gradient_loss``.
+
+    Args:
+        logprobs_T: Of the policy; selected.
+        sampler_T: Of the sampler; selected.
+        ratio_T: Before it is capped or masked.
+        correction_T: Afterwards.
+        active_T: Tokens that count.
+    """
+    missing_T = sampler_T.isnan()
+    gap_T = torch.where(missing_T, 0.0, _gap(logprobs_T.detach(), sampler_T))
+    gap_max, gap_argmax = _largest(gap_T, active_T & ~missing_T)
+    importance_max, _ = _largest(ratio_T, active_T)
+    return {
+        "importance_sum": select(active_T, ratio_T).sum(),
+        "importance_max": importance_max,
+        "importance_masked": (active_T & (correction_T == 0)).sum(),
+        "logprobs_missing": missing_T.sum(),
+        "sampler_gap_sum": gap_T.sum(),
+        "sampler_gap_max": gap_max,
+        "sampler_gap_argmax": gap_argmax,
+    }
 
 
 def kl_penalty(
@@ -205,8 +232,8 @@ def kl_penalty(
         which no weight can hide).
     """
     active_T = weights_T != 0
-    logprobs_T = _select(active_T, logprobs_T)
-    ref_T = _select(active_T, ref_logprobs_T).detach()
+    logprobs_T = select(active_T, logprobs_T)
+    ref_T = select(active_T, ref_logprobs_T).detach()
     log_ratio_T = ref_T - logprobs_T
     match estimator:
         case "k3":
@@ -236,7 +263,7 @@ def kl_penalty(
 
 def nll_loss(logprobs_T: Float[Tensor, "T"], weights_T: Float[Tensor, "T"]) -> Float[Tensor, ""]:
     """The weighted negative log-likelihood: L_NLL of OG-MOPD with weights of 1 / abs(I)."""
-    return -(weights_T.detach().float() * _select(weights_T != 0, logprobs_T)).sum()
+    return -(weights_T.detach().float() * select(weights_T != 0, logprobs_T)).sum()
 
 
 def locate_outliers(
@@ -253,7 +280,8 @@ def locate_outliers(
     return (~near_T).nonzero().flatten()
 
 
-def _select(active_T: Bool[Tensor, "T"], values_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+def select(active_T: Bool[Tensor, "T"], values_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+    """Single-precision values of the tokens that count; 0 for all others, whatever they hold."""
     return torch.where(active_T, values_T.float(), 0.0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
@@ -66,6 +66,11 @@ class PolicyModule(LightningModule, ABC):
     def needs_reference(self) -> bool:
         """Whether the initial policy is kept."""
 
+    @property
+    def min_rollouts(self) -> int:
+        """The smallest group that teaches something: by default one with a baseline."""
+        return 2
+
     @abstractmethod
     def prepare(self, groups: list[RolloutGroup]) -> list[MicroBatch]:
         """Turns scored groups into U times K micro-batches."""
@@ -100,7 +105,7 @@ class PolicyModule(LightningModule, ABC):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def flat(self, items: Sequence[TrainItem], name: str) -> Float[Tensor, "T"]:
+    def flat(self, items: Sequence[TrainItem], name: str) -> Shaped[Tensor, "T"]:
         """A field of all items, one value a trained token, on the policy's device."""
         return torch.from_numpy(np.concatenate([getattr(i, name) for i in items])).to(self.device)
 
@@ -195,18 +200,18 @@ class PolicyModule(LightningModule, ABC):
     def on_train_epoch_end(self) -> None:
         """Logs the step's metrics as means over its tokens."""
         metrics, self._metrics = self._metrics, {}
-        tokens = metrics.pop("tokens", torch.ones(()))
-        kl_tokens = metrics.pop("kl_tokens", tokens)
-        means = {}
+        counts = {n: value for n, value in metrics.items() if n.endswith("tokens")}
+        means = dict(counts)
         for name, value in metrics.items():
             base = name.removesuffix("_sum")
-            if name.endswith(("_max", "_argmax")) or base == "loss":
+            if name in counts or name.endswith("_argmax"):
+                continue
+            if name.endswith("_max") or base == "loss":
                 means[base] = value
             else:
-                means[base] = value / (kl_tokens if name.startswith("kl_") else tokens)
-        means["tokens"] = tokens
-        means.pop("sampler_gap_argmax", None)
-        means.pop("kl_gap_argmax", None)
+                # "kl_gap" is a mean over "kl_tokens" and "image/kl" one over "image/tokens".
+                of = max((n for n in counts if name.startswith(n[:-6])), key=len, default="")
+                means[base] = value / counts.get(of, torch.ones(())).clamp(min=1)
         # The horizontal axis of every curve: optimiser updates would stretch it where U > 1.
         self.log("step", float(self.step))
         self.log_dict(

@@ -72,8 +72,13 @@ def expand(
     length = 0
     for number, span in enumerate(context.spans):
         ids = np.asarray(span.token_ids, np.int64)
-        known = list(placeholders.values()) if span.views else []
-        at = np.flatnonzero(np.isin(ids, known))
+        if not span.views:
+            if span.trained:
+                trained.append(length + np.arange(len(ids)))
+            pieces.append(ids)
+            length += len(ids)
+            continue
+        at = np.flatnonzero(np.isin(ids, list(placeholders.values())))
         if ids[at].tolist() != [placeholders[view.modality] for view in span.views]:
             raise ValueError(
                 f"Span {number} ({span.provenance}) has {len(at)} placeholders, which are not "

@@ -140,6 +140,11 @@ class VisionLanguageModel(nn.Module):
         return next(self.parameters()).device
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the head, padding included."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
     def placeholders(self) -> dict[Modality, int]:
         """The ids that stand for an image and for a video."""
         config = self.config

@@ -6,7 +6,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,44 +66,66 @@ def score(
     Returns:
         Float32 scores; empty where nothing is trained.
     """
+    states = predictive_states(
+        model, contexts, share_prefixes=share_prefixes, max_tokens=max_tokens
+    )
+    logprobs_T, entropy_T = token_scores(
+        model, states.hidden_T, states.targets_T, sampling, entropy, logits_chunk
+    )
+    return Scores(logprobs_T, entropy_T if entropy else None, states.counts)
+
+
+# ------------------------------------------------------------------ states that predict
+
+
+@dataclass(frozen=True)
+class States:
+    """What the decoder gives before each trained token of several contexts, in their order.
+
+    Attributes:
+        hidden_T: Hidden states, from which the head predicts the tokens.
+        targets_T: The trained tokens.
+        counts: Trained tokens of each context.
+    """
+
+    hidden_T: Float[Tensor, "T hidden"]
+    targets_T: Int[Tensor, "T"]
+    counts: list[int]
+
+
+def predictive_states(
+    model: VisionLanguageModel,
+    contexts: Sequence[Context],
+    *,
+    share_prefixes: bool = True,
+    max_tokens: int = 16384,
+) -> States:
+    """Runs the decoder on contexts; see ``score`` for what the arguments mean."""
     rows = [model.expand(context) for context in contexts]
     counts = [len(row.trained) for row in rows]
     used = [i for i, count in enumerate(counts) if count]
+    if not used:
+        embedding = model.language_model.get_input_embeddings().weight  # type: ignore[operator]
+        nothing = torch.zeros(0, dtype=torch.long, device=embedding.device)
+        return States(embedding.new_zeros(0, embedding.shape[1]), nothing, counts)
     features = model.encode([view for i in used for _, view in rows[i].blocks])
     shared = share_prefixes and model.shares_prefixes
+    states = _forest_states if shared else _row_states
     bins = list((_neighbours if shared else _padded)(rows, used, max_tokens))
     # Layers that are computed again keep little already: a third forward would buy nothing.
     again = len(bins) > 1 and torch.is_grad_enabled() and not model.recomputes_layers
-    pieces: dict[int, tuple[Tensor, Tensor]] = {}
+    pieces: dict[int, Tensor] = {}
     for members in bins:
         chosen = [rows[i] for i in members]
-        states = _forest_states if shared else _row_states
         hidden = (
             checkpoint(states, model, chosen, features, use_reentrant=False)
             if again
             else states(model, chosen, features)
         )
-        targets = np.concatenate([row.token_ids[row.trained] for row in chosen])
-        logprobs, entropies = _token_scores(
-            model,
-            hidden,
-            torch.from_numpy(targets).to(hidden.device),
-            sampling,
-            entropy,
-            logits_chunk,
-        )
-        sizes = [counts[i] for i in members]
-        parts = zip(logprobs.split(sizes), entropies.split(sizes), strict=True)
-        pieces |= dict(zip(members, parts, strict=True))
-    empty = torch.zeros(0, device=model.device)
-    return Scores(
-        torch.cat([pieces[i][0] for i in used]) if used else empty,
-        (torch.cat([pieces[i][1] for i in used]) if used else empty) if entropy else None,
-        counts,
-    )
-
-
-# ------------------------------------------------------------------ states that predict
+        pieces |= dict(zip(members, hidden.split([counts[i] for i in members]), strict=True))
+    targets = np.concatenate([rows[i].token_ids[rows[i].trained] for i in used])
+    hidden_T = torch.cat([pieces[i] for i in used])
+    return States(hidden_T, torch.from_numpy(targets).to(hidden_T.device), counts)
 
 
 def _forest_states(
@@ -168,14 +190,14 @@ def _padded(
 # ------------------------------------------------------------------ logits
 
 
-def _token_scores(
+def token_scores(
     model: VisionLanguageModel,
-    hidden: Float[Tensor, "N hidden"],
-    targets: Int[Tensor, "N"],
+    hidden_T: Float[Tensor, "T hidden"],
+    targets_T: Int[Tensor, "T"],
     sampling: Sampling,
-    entropy: bool,
-    chunk: int,
-) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    entropy: bool = False,
+    logits_chunk: int = 4096,
+) -> tuple[Float[Tensor, "T"], Float[Tensor, "T"]]:
     """Log-probabilities, and entropies (zeros unless asked for), a chunk at a time."""
 
     def piece(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,10 +214,21 @@ def _token_scores(
             entropies = -(probs * table).sum(-1)
         return picked, entropies
 
-    # A large vocabulary's logits outweigh everything else: recompute them when backing up.
-    recompute = len(targets) > chunk and torch.is_grad_enabled()
+    results = in_chunks(piece, logits_chunk, hidden_T, targets_T)
+    return results[0], results[1]
+
+
+def in_chunks(
+    function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """Applies a function to pieces of tensors, and puts its results together.
+
+    A large vocabulary's logits outweigh everything else: where there are several pieces, each is
+    computed again when backing up.
+    """
+    recompute = len(tensors[0]) > size and torch.is_grad_enabled()
     results = [
-        checkpoint(piece, h, t, use_reentrant=False) if recompute else piece(h, t)
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        checkpoint(function, *piece, use_reentrant=False) if recompute else function(*piece)
+        for piece in zip(*(tensor.split(size) for tensor in tensors), strict=True)
     ]
-    return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+    return tuple(torch.cat(same) for same in zip(*results, strict=True))

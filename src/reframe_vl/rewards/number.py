@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from reframe_vl.rewards.text import strip_lead_in, strip_markup
 
@@ -32,6 +33,7 @@ class Quantity:
     unit: str = ""
 
 
+@lru_cache(maxsize=4096)
 def read_number(text: str) -> Quantity | None:
     """The number that a text is, or None where it is not exactly one number.
 

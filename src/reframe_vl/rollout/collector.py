@@ -18,6 +18,7 @@ from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.drop import DropMode, draw_drops
 from reframe_vl.rollout.engine import Engine
 from reframe_vl.rollout.episode import Environment, Episode, ToolRunner
+from reframe_vl.rollout.gate import Gate, GateWatch, evidence_items
 from reframe_vl.rollout.prompt import Prompt, PromptSettings, build_prompt
 from reframe_vl.tools.base import Tool
 from reframe_vl.types import (
@@ -67,6 +68,7 @@ class Plan:
         drop_probability: P(d_i = 1).
         forced: The calls that the environment writes into each episode of a sample.
         run_tool: Replaces how checked calls of a sample are executed.
+        gate: Rewrites calls that miss the evidence.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Plan:
     policy_version: int = 0
     forced: Callable[[Sample, Prompt], Sequence[tuple[Tool, dict[str, Any]]]] | None = None
     run_tool: Callable[[Sample], ToolRunner] | None = None
+    gate: Gate | None = None
 
 
 @dataclass
@@ -164,18 +167,21 @@ class Collector:
             np.random.default_rng(self._group_seed(sample, plan.step, first)),
         )
         forced = plan.forced(sample, prompt) if plan.forced else ()
+        items = evidence_items(sample, prompt, env.tools) if plan.gate else []
+        keys = [self._key(sample, plan, first + index) for index in range(plan.num_rollouts)]
         return [
             Episode(
-                self._key(sample, plan, first + index),
+                key,
                 sample,
                 prompt,
                 env,
                 plan.sampling,
                 drop=drop,
                 forced=forced,
+                gate=GateWatch(plan.gate, items, key.entropy) if plan.gate else None,
                 policy_version=plan.policy_version,
             )
-            for index, drop in enumerate(drops)
+            for key, drop in zip(keys, drops, strict=True)
         ]
 
     def _key(self, sample: Sample, plan: Plan, index: int) -> RolloutKey:

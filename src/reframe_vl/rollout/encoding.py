@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -76,6 +77,17 @@ class Encoder:
         """
         ids = self._tokenise_quoted(text)
         return text if len(ids) <= max_tokens else f"{self.decode(ids[:max_tokens])}..."
+
+    def tokens_before(self, token_ids: Sequence[int], position: int) -> int:
+        """How many of the first tokens lie wholly before a character of the ids' text."""
+        text = self.decode(token_ids)
+        count = bisect_right(
+            range(1, len(token_ids) + 1), position, key=lambda n: len(self.decode(token_ids[:n]))
+        )
+        # A character cut in two decodes to others.
+        while not text[:position].startswith(self.decode(token_ids[:count])):
+            count -= 1
+        return count
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of sampled ids, control tokens included."""

@@ -9,7 +9,8 @@ from typing import Any
 from reframe_vl.data.media import MediaError
 from reframe_vl.policy.views import ViewError, ViewMaker
 from reframe_vl.rollout.encoding import Encoder
-from reframe_vl.rollout.engine import Engine, EngineError
+from reframe_vl.rollout.engine import Engine, EngineError, Generation
+from reframe_vl.rollout.gate import BELOW_THRESHOLD, GateWatch, Item
 from reframe_vl.rollout.prompt import Prompt, native_video
 from reframe_vl.tools.base import (
     ProposedCall,
@@ -98,6 +99,7 @@ class Episode:
             after the first successful call.
         forced: Arguments of calls that the environment writes before the policy's first turn,
             with the tool that takes them.
+        gate: Rewrites calls that miss the evidence; None lets all of them stand.
     """
 
     key: RolloutKey
@@ -107,12 +109,14 @@ class Episode:
     sampling: Sampling
     drop: bool = False
     forced: Sequence[tuple[Tool, dict[str, Any]]] = ()
+    gate: GateWatch | None = None
     policy_version: int = 0
     _contexts: list[Context] = field(init=False)
     _calls: list[CallRecord] = field(default_factory=list, init=False)
     _results: dict[Hashable, ToolResult] = field(default_factory=dict, init=False)
     _answers: list[str] = field(default_factory=list, init=False)
     _turns: int = field(default=0, init=False)
+    _branches: list[Context] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._contexts = [Context([self.prompt.full])]
@@ -135,6 +139,7 @@ class Episode:
             num_turns=self._turns,
             policy_version=self.policy_version,
             error=error,
+            branches=self._branches,
         )
 
     # ------------------------------------------------------------------ turns
@@ -158,7 +163,17 @@ class Episode:
                 return self._without_call(truncated)
             if self._turns == budget.max_turns:
                 return Termination.MAX_TURNS
-            ended = self._answer_call(outcome, truncated)
+            checked = outcome if isinstance(outcome, Refusal) else self._check(outcome)
+            if self.gate and (item := self.gate.intervene(checked)):
+                start = parsed.call_start or 0
+                before = self.environment.encoder.tokens_before(turn.token_ids, start)
+                if self.gate.gate.repair:
+                    ended = self._repair(item, outcome, checked, turn, before, text[start:])
+                else:
+                    self._branch(item, turn, before)
+                    ended = self._answer_call(outcome, checked, truncated)
+            else:
+                ended = self._answer_call(outcome, checked, truncated)
             if ended is not None:
                 return ended
 
@@ -167,15 +182,14 @@ class Episode:
             return Termination.ANSWERED
         return Termination.TRUNCATED if truncated else Termination.NO_ANSWER
 
-    def _answer_call(self, outcome: ProposedCall | Refusal, truncated: bool) -> Termination | None:
+    def _answer_call(
+        self,
+        outcome: ProposedCall | Refusal,
+        checked: tuple[Tool, ToolRequest] | Refusal,
+        truncated: bool,
+    ) -> Termination | None:
         """Executes or refuses a call and appends what the policy sees of it."""
-        name, arguments = "", {}
-        if isinstance(outcome, ProposedCall):
-            name = outcome.name
-            arguments = outcome.arguments if isinstance(outcome.arguments, dict) else {}
-            checked = self._check(outcome)
-        else:
-            checked = outcome
+        name, arguments = _as_written(outcome)
         if isinstance(checked, Refusal):
             self._record(name, arguments, CallStatus.REFUSED, reason=checked.reason)
             streak = 0
@@ -196,21 +210,71 @@ class Episode:
             )
         return propose(call, self.environment.tools, self.prompt.scene)
 
+    # ------------------------------------------------------------------ gate
+
+    def _repair(
+        self,
+        item: Item,
+        outcome: ProposedCall | Refusal,
+        checked: tuple[Tool, ToolRequest] | Refusal,
+        turn: Generation,
+        before: int,
+        proposal: str,
+    ) -> Termination | None:
+        """Writes the canonical call in place of the proposed one, and executes it.
+
+        Args:
+            item: What the canonical call asks for.
+            outcome: The call as proposed.
+            checked: What became of it.
+            turn: In which it was proposed, the last of the context.
+            before: Tokens of the turn before the call: they stay.
+            proposal: The call's text.
+        """
+        spans = self._contexts[-1].spans
+        spans.pop()
+        if before:
+            kept, logprobs = turn.token_ids[:before], turn.logprobs[:before]
+            spans.append(Span(Provenance.SAMPLED, kept, logprobs=logprobs))
+        # The turn ends in a call now: what it answered is no answer.
+        self._answers = []
+        name, arguments = _as_written(outcome)
+        reason = checked.reason if isinstance(checked, Refusal) else BELOW_THRESHOLD
+        self._record(name, arguments, CallStatus.REPLACED, reason=reason, proposal=proposal)
+        return self._inject(item.tool, item.arguments, item)
+
+    def _branch(self, item: Item, turn: Generation, before: int) -> None:
+        """Keeps the canonical call beside the rollout, which goes on with its own."""
+        spans = [replace(span, carried=True) for span in self._contexts[-1].spans[:-1]]
+        if before:
+            kept, logprobs = turn.token_ids[:before], turn.logprobs[:before]
+            spans.append(Span(Provenance.SAMPLED, kept, logprobs=logprobs, carried=True))
+        call = self._canonical_span(item.tool, item.arguments)
+        self._branches.append(Context([*spans, call]))
+
+    def _canonical_span(self, tool: Tool, arguments: dict[str, Any]) -> Span:
+        text = self.environment.codec.render_call(tool.name, arguments)
+        return self.environment.encoder.span([Markup(text)], Provenance.INJECTED)
+
+    def _inject(
+        self, tool: Tool, arguments: dict[str, Any], item: Item | None = None
+    ) -> Termination | None:
+        """Writes a call of the environment's and executes it."""
+        self._contexts[-1].spans.append(self._canonical_span(tool, arguments))
+        request = tool.check(arguments, self.prompt.scene)
+        if isinstance(request, Refusal):
+            raise ValueError(
+                f"The canonical call {arguments} of sample {self.sample.id} is refused "
+                f"({request.reason}): rebuild its record's evidence."
+            )
+        return self._execute(tool, request, arguments, truncated=False, by_gate=True, item=item)
+
     # ------------------------------------------------------------------ calls
 
     def _force_calls(self) -> Termination | None:
         """Writes the calls that every model is made to make, and shows what they return."""
         for tool, arguments in self.forced:
-            text = self.environment.codec.render_call(tool.name, arguments)
-            span = self.environment.encoder.span([Markup(text)], Provenance.INJECTED)
-            self._contexts[-1].spans.append(span)
-            request = tool.check(arguments, self.prompt.scene)
-            if isinstance(request, Refusal):
-                raise ValueError(
-                    f"The canonical call {text} of sample {self.sample.id} is refused "
-                    f"({request.reason}): rebuild its record's evidence."
-                )
-            ended = self._execute(tool, request, arguments, truncated=False, by_gate=True)
+            ended = self._inject(tool, arguments)
             if ended is not None:
                 return ended
         return None
@@ -222,6 +286,7 @@ class Episode:
         arguments: dict[str, Any],
         truncated: bool,
         by_gate: bool = False,
+        item: Item | None = None,
     ) -> Termination | None:
         known = self._results.get(request.identity)
         try:
@@ -235,6 +300,10 @@ class Episode:
         if known:
             parts = [self._words(REPEATED_NOTE), *parts]
         self._results[request.identity] = result
+        if self.gate:
+            self.gate.executed(request)
+            if item:
+                self.gate.acquire(item)
         self._record(
             tool.name,
             arguments,
@@ -278,6 +347,7 @@ class Episode:
         reason: str = "",
         coercions: int = 0,
         by_gate: bool = False,
+        proposal: str = "",
     ) -> None:
         self._calls.append(
             CallRecord(
@@ -290,6 +360,7 @@ class Episode:
                 reason=str(reason),
                 coercions=coercions,
                 by_gate=by_gate,
+                proposal=proposal,
             )
         )
 
@@ -329,3 +400,10 @@ class Episode:
         """The context so far, less the original visual input; its turns are not trained again."""
         shown = [replace(s, carried=True) for s in self._contexts[-1].spans[1:]]
         return Context([self.prompt.text_only, *shown])
+
+
+def _as_written(outcome: ProposedCall | Refusal) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call, as far as they could be read."""
+    if isinstance(outcome, Refusal):
+        return "", {}
+    return outcome.name, outcome.arguments if isinstance(outcome.arguments, dict) else {}

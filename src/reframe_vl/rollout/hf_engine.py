@@ -39,14 +39,32 @@ class _Session:
     token_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     blocks: tuple[tuple[int, View], ...] = ()
 
-    def cached_prefix(self, row: ExpandedContext) -> int:
-        """Tokens of ``row`` that are in the cache: all that it holds, or none."""
-        held = len(self.token_ids)
-        if self.cache is None or held >= len(row.token_ids):
+    def keep_prefix(self, row: ExpandedContext) -> int:
+        """Tokens of ``row`` that are in the cache, which then holds no others.
+
+        The gate rewrites the end of a turn: what stands before it need not run again.
+        """
+        if self.cache is None:
             return 0
-        same_ids = np.array_equal(self.token_ids, row.token_ids[:held])
-        same_images = self.blocks == tuple(b for b in row.blocks if b[0] < held)
-        return held if same_ids and same_images else 0
+        # One token must run to predict the next.
+        both = min(len(self.token_ids), len(row.token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:both] != row.token_ids[:both])
+        shared = int(differs[0]) if len(differs) else both
+        for mine, other in itertools.zip_longest(self.blocks, row.blocks):
+            starts = [block[0] for block in (mine, other) if block is not None]
+            if mine != other and min(starts) < shared:
+                shared = min(starts)
+                break
+        for start, view in row.blocks:
+            if start < shared < start + view.num_tokens:
+                shared = start
+        # Little is saved by a short beginning, and equal rows that start afresh run once for all.
+        if shared < self.cache.length and not (
+            self.cache.can_be_cut and 2 * shared > len(row.token_ids)
+        ):
+            return 0
+        self.cache = self.cache.cut(shared)
+        return shared
 
 
 @dataclass
@@ -154,7 +172,7 @@ class HFEngine:
 
     def _prefill(self, requests: list[_Request]) -> list[_Row]:
         """Runs what is not cached: each distinct new prompt once, else a session's suffix."""
-        starts = [self._sessions[r.session].cached_prefix(r.row) for r in requests]
+        starts = [self._sessions[r.session].keep_prefix(r.row) for r in requests]
         features = self.model.encode(
             [
                 view

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from reframe_vl.rollout.statistics import statistics
 from reframe_vl.types import MicroBatch, RolloutGroup
 
 
@@ -28,6 +29,13 @@ class RolloutLoader:
     generate: Callable[[], list[RolloutGroup]] | None = None
     prepare: Callable[[list[RolloutGroup]], list[MicroBatch]] | None = None
     groups: list[RolloutGroup] = field(default_factory=list)
+    _numbers: dict[str, float] = field(default_factory=dict)
+
+    def statistics(self) -> dict[str, float]:
+        """What the latest step's rollouts look like, in numbers; computed once for all who ask."""
+        if not self._numbers:
+            self._numbers = statistics(self.groups)
+        return dict(self._numbers)
 
     def __len__(self) -> int:
         """Micro-batches of a step."""
@@ -43,7 +51,7 @@ class RolloutLoader:
             raise RuntimeError(
                 "The loader has no engine: add callbacks/rollout (RolloutCallback) to the trainer."
             )
-        self.groups = self.generate()
+        self.groups, self._numbers = self.generate(), {}
         batches = self.prepare(self.groups)
         if len(batches) != self.num_batches:
             raise RuntimeError(

@@ -45,7 +45,11 @@ def read_rollout(line: Field, view: Callable[[Field], View]) -> Rollout:
         RecordError: A field is missing or not what it must be.
     """
     key, sampling = line["key"], line["sampling"]
-    contexts = line["contexts"].each(lambda context: context.each(lambda s: _span(s, view)))
+
+    def contexts(name: str) -> list[Context]:
+        read = line[name].each(lambda context: context.each(lambda span: _span(span, view)))
+        return [Context(list(spans)) for spans in read]
+
     return Rollout(
         key=RolloutKey(
             key["seed"].whole(),
@@ -53,7 +57,8 @@ def read_rollout(line: Field, view: Callable[[Field], View]) -> Rollout:
             key["sample_id"].text(),
             key["index"].whole(),
         ),
-        contexts=[Context(list(spans)) for spans in contexts],
+        contexts=contexts("contexts"),
+        branches=contexts("branches"),
         sampling=Sampling(
             temperature=sampling["temperature"].number(),
             max_new_tokens=sampling["max_new_tokens"].whole(),
@@ -153,6 +158,7 @@ def _call(field: Field) -> CallRecord:
         reason=field["reason"].text(),
         coercions=field["coercions"].whole(),
         by_gate=field["by_gate"].flag(),
+        proposal=field["proposal"].text(),
     )
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
+from reframe_vl.rollout.gate import BELOW_THRESHOLD
+from reframe_vl.types import CallStatus, Provenance, RolloutGroup, Termination, View
 
-from reframe_vl.types import CallStatus, RolloutGroup, Termination
+_BY_DOMAIN = (
+    "reward",
+    "reward/answer",
+    "call_rate",
+    "gated",
+    "interventions",
+    "injected_tokens",
+    "sampled_tokens",
+    "ended_turns",
+)
 
 
 def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -18,9 +28,21 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     any), ``dead_groups`` (groups whose advantages are all 0), ``not_scorable`` (rollouts without a
     reward), ``blank_views`` (first views of one colour), ``dropped`` (rollouts that lost their
     original input), ``sampled_tokens``, ``visual_tokens``, ``turns``, ``coercions`` (calls whose
-    arguments were converted), ``termination/…`` and ``refused/…`` (shares of rollouts, and calls a
-    rollout).
+    arguments were converted), ``ended_turns`` (turns that ended by themselves, of those that the
+    gate did not cut short), ``termination/…`` and ``refused/…`` (shares of rollouts, and calls a
+    rollout). Where the gate was at work: ``gated`` (rollouts it stepped into),
+    ``interventions`` and ``injected_tokens``. Where there are several domains, the most telling of
+    these once more for each, as ``<domain>/…``.
     """
+    result = _numbers(groups)
+    domains = sorted({group.sample.domain for group in groups})
+    for domain in domains if len(domains) > 1 else ():
+        own = _numbers([group for group in groups if group.sample.domain == domain])
+        result |= {f"{domain}/{name}": own[name] for name in _BY_DOMAIN if name in own}
+    return result
+
+
+def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     rollouts = [r for group in groups for r in group.rollouts]
     if not rollouts:
         return {}
@@ -35,21 +57,55 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     own_calls = [c for r in rollouts for c in r.calls if not c.by_gate]
     refused = [c for c in own_calls if c.status is CallStatus.REFUSED]
     result["call_rate"] = sum(any(c.succeeded for c in r.calls) for r in rollouts) / count
-    result["parse_rate"] = 1 - len(refused) / len(own_calls) if own_calls else 1.0
+    invalid = len(refused) + sum(
+        c.status is CallStatus.REPLACED and c.reason != BELOW_THRESHOLD for c in own_calls
+    )
+    result["parse_rate"] = 1 - invalid / len(own_calls) if own_calls else 1.0
     result["dead_groups"] = sum(
         not any(rollout.advantage for rollout in group.rollouts) for group in groups
     ) / len(groups)
     result["not_scorable"] = sum(r.reward is None for r in rollouts) / count
     views = [r.contexts[0].views[0] for r in rollouts if r.contexts and r.contexts[0].views]
-    blank = sum(v.pixels is not None and not np.ptp(v.pixels, axis=(0, 1)).any() for v in views)
-    result["blank_views"] = blank / len(views) if views else 0.0
+    # The rollouts of a group have the same first view.
+    blank = {view.hash: _is_blank(view) for view in {v.hash: v for v in views}.values()}
+    result["blank_views"] = sum(blank[v.hash] for v in views) / len(views) if views else 0.0
     result["dropped"] = sum(r.dropped for r in rollouts) / count
     result["sampled_tokens"] = sum(r.num_sampled for r in rollouts) / count
     result["visual_tokens"] = sum(r.num_visual_tokens for r in rollouts) / count
     result["turns"] = sum(r.num_turns for r in rollouts) / count
+    spans = [s for r in rollouts for c in r.contexts for s in c.spans if s.trained]
+    injected = [s for s in spans if s.provenance is Provenance.INJECTED]
+    interventions = [sum(c.status is CallStatus.REPLACED for c in r.calls) for r in rollouts]
+    branches = sum(len(r.branches) for r in rollouts)
+    if injected or branches or any(interventions):
+        steps = [n + len(r.branches) for n, r in zip(interventions, rollouts, strict=True)]
+        result["gated"] = sum(n > 0 for n in steps) / count
+        result["interventions"] = sum(steps) / count
+        tokens = [len(s.token_ids) for s in injected]
+        tokens += [len(c.spans[-1].token_ids) for r in rollouts for c in r.branches]
+        result["injected_tokens"] = sum(tokens) / count
+    turns = [
+        s.token_ids[-1] in r.sampling.stop_ids
+        for r in rollouts
+        for c in r.contexts
+        for s, after in zip(c.spans, [*c.spans[1:], None], strict=True)
+        # A turn that the gate cut short says nothing about how it would have ended.
+        if s.provenance is Provenance.SAMPLED
+        and s.trained
+        and (after is None or after.provenance is not Provenance.INJECTED)
+    ]
+    result["ended_turns"] = sum(turns) / len(turns) if turns else 1.0
     result["coercions"] = sum(c.coercions > 0 for c in own_calls) / count
     endings = Counter(r.termination for r in rollouts)
     result |= {f"termination/{end.value}": endings[end] / count for end in Termination}
     reasons = Counter(c.reason for c in refused)
     result |= {f"refused/{reason}": number / count for reason, number in sorted(reasons.items())}
     return result
+
+
+def _is_blank(view: View) -> bool:
+    pixels = view.pixels
+    if pixels is None:
+        return False
+    # A few of its pixels tell nearly every image that is not.
+    return all(bool((part == pixels[0, 0]).all()) for part in (pixels[::16, ::16], pixels))

@@ -69,7 +69,7 @@ class RolloutStore:
             sample = sample_fields(group.sample)
             lines += [to_line(index, sample, rollout, text) for rollout in group.rollouts]
         # Before the file, which so never names an image that is not there.
-        self._write_images(groups)
+        self.write_images(groups)
         path = self._file(step)
         _write_whole(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
         return path
@@ -106,7 +106,8 @@ class RolloutStore:
     def _file(self, step: int) -> Path:
         return self.folder / f"step_{step:06d}.jsonl"
 
-    def _write_images(self, groups: Sequence[RolloutGroup]) -> None:
+    def write_images(self, groups: Sequence[RolloutGroup]) -> None:
+        """Writes what was seen and is not there yet; ``write`` does it too."""
         views = {
             view.hash: view.pixels
             for group in groups

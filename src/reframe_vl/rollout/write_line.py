@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from reframe_vl.data.media import MediaError
-from reframe_vl.types import CallRecord, Media, Rollout, Sample, Span, VideoMedia
+from reframe_vl.types import CallRecord, Context, Media, Rollout, Sample, Span, VideoMedia
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
@@ -54,10 +54,8 @@ def to_line(
             "error": rollout.error,
             "sample": sample,
             "calls": [_call_fields(call) for call in rollout.calls],
-            "contexts": [
-                [_span_fields(span, decode) for span in context.spans]
-                for context in rollout.contexts
-            ],
+            "contexts": _contexts(rollout.contexts, decode),
+            "branches": _contexts(rollout.branches, decode),
             "sampling": {
                 "temperature": _number(sampling.temperature),
                 "max_new_tokens": sampling.max_new_tokens,
@@ -121,7 +119,14 @@ def _call_fields(call: CallRecord) -> dict[str, Any]:
         "frames": call.frames,
         "coercions": call.coercions,
         "by_gate": call.by_gate,
+        "proposal": call.proposal,
     }
+
+
+def _contexts(
+    contexts: Sequence[Context], decode: Callable[[tuple[int, ...]], str]
+) -> list[list[dict[str, Any]]]:
+    return [[_span_fields(span, decode) for span in context.spans] for context in contexts]
 
 
 def _span_fields(span: Span, decode: Callable[[tuple[int, ...]], str]) -> dict[str, Any]:

@@ -1,0 +1,281 @@
+"""OG-MOPD (docs/method.md, 1.2): teachers guide a student on what it writes itself.
+
+Where the gate is on, rollouts hold canonical calls in place of the student's poor ones; off, this
+is plain multi-teacher on-policy distillation (MOPD). The step reads from top to bottom:
+
+    groups -> weights of sampled and injected tokens -> teachers' log-probs   (prepare)
+    log-probs -> distillation on sampled, likelihood of injected tokens       (training_step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from reframe_vl.algorithms.advantages import Scale, group_advantages
+from reframe_vl.algorithms.batching import distillation_batches
+from reframe_vl.algorithms.distillation import (
+    Divergence,
+    distillation_loss,
+    divergence_loss,
+    domain_metrics,
+    outside_band,
+)
+from reframe_vl.algorithms.losses import Metrics
+from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.algorithms.self_check import check_distillation
+from reframe_vl.policy.divergence import teacher_divergence
+from reframe_vl.policy.score import States, predictive_states, score, token_scores
+from reframe_vl.policy.teachers import LocalTeacher, Teachers
+from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """The loss; the numbers are our defaults.
+
+    Attributes:
+        divergence: ``sampled``: the teacher's opinion of the tokens that were drawn. ``full``: the
+            reverse KL over the whole vocabulary; ``top_k``: over the student's likeliest tokens.
+        top_k: For ``top_k``.
+        eps_low: The smallest ratio of trainer to sampler at which a sampled token takes part.
+        eps_high: The largest.
+        injected_weight: Lambda_br, of the likelihood of injected tokens.
+        outcome_weight: Alpha, of the group-relative outcome advantage that is added; 0 is none.
+        scale: Whether outcome advantages are divided by the standard deviation.
+        updates: U, optimiser updates of one step's rollouts.
+        self_check: Prove on the first micro-batch that the loss is what it should be.
+    """
+
+    divergence: Divergence = "sampled"
+    top_k: int = 32
+    eps_low: float = 0.5
+    eps_high: float = 2.0
+    injected_weight: float = 1.0
+    outcome_weight: float = 0.0
+    scale: Scale = "std"
+    updates: int = 1
+    self_check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.divergence not in ("sampled", "top_k", "full"):
+            raise ValueError(f"Unknown divergence {self.divergence!r}: use sampled, top_k or full.")
+        for name in ("top_k", "updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        for name in ("injected_weight", "outcome_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more.")
+        if not 0 <= self.eps_low <= 1 <= self.eps_high:
+            raise ValueError(
+                f"[eps_low, eps_high] is [{self.eps_low}, {self.eps_high}]: it must hold 1, the "
+                "ratio on policy."
+            )
+        if self.outcome_weight and self.divergence != "sampled":
+            raise ValueError(
+                "outcome_weight adds to the advantage of sampled tokens: use divergence=sampled."
+            )
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Of the ratio of trainer to sampler."""
+        return self.eps_low, self.eps_high
+
+
+class OGMOPD(PolicyModule):
+    """Lifecycle of OG-MOPD; its mathematics is in ``distillation``."""
+
+    def __init__(
+        self, teachers: Teachers, settings: DistillationSettings | None = None, **kwargs: Any
+    ) -> None:
+        """Takes teachers and the loss's settings; the rest goes to :class:`PolicyModule`."""
+        super().__init__(**kwargs)
+        self.teachers = teachers
+        self.settings = settings or DistillationSettings()
+        self._checked = not self.settings.self_check
+
+    @property
+    def num_updates(self) -> int:
+        """U."""
+        return self.settings.updates
+
+    @property
+    def needs_reference(self) -> bool:
+        """The teachers take its place."""
+        return False
+
+    @property
+    def min_rollouts(self) -> int:
+        """A teacher judges a rollout by itself; only an outcome needs others to compare with."""
+        return 2 if self.settings.outcome_weight else 1
+
+    def setup(self, stage: str) -> None:
+        """Loads the teachers.
+
+        Raises:
+            ValueError: The divergence needs the teachers' heads while backing up, when they would
+                be gone.
+        """
+        super().setup(stage)
+        if stage != "fit":
+            return
+        self.teachers.load(self.components)
+        if self.settings.divergence != "sampled" and not self.teachers.heads_stay:
+            raise ValueError(
+                f"divergence={self.settings.divergence} computes with the teachers' heads while "
+                "backing up: set algorithm.teachers.offload=false, and take adapters that leave "
+                "the head alone; or use divergence=sampled."
+            )
+
+    def prepare(self, groups: list[RolloutGroup]) -> list[MicroBatch]:
+        """Micro-batches of one step, with the teachers' log-probs where these are all it takes."""
+        for group in groups:
+            self.teachers.of(group.sample.domain)
+            self._assign_advantages(group)
+        settings = self.settings
+        batches = distillation_batches(
+            groups,
+            groups[0].rollouts[0].sampling,
+            settings.updates,
+            self.trainer.accumulate_grad_batches,
+            settings.injected_weight,
+            self.step,
+            self.sum_over_ranks,
+        )
+        if settings.divergence == "sampled":
+            with self.scoring():
+                self._ask_teachers(batches)
+        return batches
+
+    def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
+        """The loss of one micro-batch, scaled so that the accumulated gradient is the step's."""
+        items = batch.items
+        if not items:
+            return self.zero_loss()
+        loss, metrics = (
+            self._sampled_loss(batch)
+            if self.settings.divergence == "sampled"
+            else self._divergence_loss(batch)
+        )
+        self.gather_metrics(metrics | {"loss_sum": loss.detach()})
+        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+
+    # ------------------------------------------------------------------ the two forms
+
+    def _sampled_loss(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        items, settings = batch.items, self.settings
+        contexts = [item.context for item in items]
+        scores = score(
+            self.policy, contexts, batch.sampling, entropy=True, max_tokens=self.max_forward_tokens
+        )
+        sampler_T, injected_T = self.flat(items, "sampler_logprobs"), self.flat(items, "injected")
+        inputs = {
+            "teacher_T": self.flat(items, "teacher_logprobs"),
+            "sampler_T": sampler_T,
+            "injected_T": injected_T,
+            "weights_T": self.flat(items, "weights"),
+            "advantages_T": settings.outcome_weight * self.flat(items, "advantages"),
+        }
+        if not self._checked:
+            check_distillation(contexts, scores.logprobs_T, inputs, settings.band)
+            self._checked = True
+        loss, metrics = distillation_loss(scores.logprobs_T, **inputs, band=settings.band)
+        metrics |= self._by_domain(
+            items, scores.logprobs_T, scores.logprobs_T - inputs["teacher_T"], sampler_T, injected_T
+        )
+        if scores.entropy_T is not None:
+            metrics["entropy_sum"] = scores.entropy_T[~injected_T].sum()
+        self.report_outliers(batch, scores.logprobs_T, sampler_T)
+        return loss, metrics
+
+    def _divergence_loss(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        items = batch.items
+        contexts = [item.context for item in items]
+        states = predictive_states(self.policy, contexts, max_tokens=self.max_forward_tokens)
+        kl_T = self._divergences(items, states, batch)
+        logprobs_T, _ = token_scores(self.policy, states.hidden_T, states.targets_T, batch.sampling)
+        sampler_T, injected_T = self.flat(items, "sampler_logprobs"), self.flat(items, "injected")
+        loss, metrics = divergence_loss(kl_T, logprobs_T, injected_T, self.flat(items, "weights"))
+        metrics |= self._by_domain(items, logprobs_T, kl_T, sampler_T, injected_T)
+        self.report_outliers(batch, logprobs_T, sampler_T)
+        return loss, metrics
+
+    def _divergences(
+        self, items: Sequence[TrainItem], states: States, batch: MicroBatch
+    ) -> Float[Tensor, "T"]:
+        """Each token's divergence from its domain's teacher."""
+        places = torch.arange(len(states.targets_T), device=self.device).split(states.counts)
+        pieces: list[Tensor] = []
+        order: list[Tensor] = []
+        for domain in sorted({item.domain for item in items}):
+            teacher = self.teachers.of(domain)
+            if not isinstance(teacher, LocalTeacher):
+                raise TypeError(
+                    f"The teacher of domain {domain} gives log-probs of given tokens only: use "
+                    "divergence=sampled, or host it here."
+                )
+            chosen = [i for i, item in enumerate(items) if item.domain == domain]
+            at = torch.cat([places[i] for i in chosen])
+            with teacher.model() as model:
+                theirs = predictive_states(
+                    model, [items[i].context for i in chosen], max_tokens=self.max_forward_tokens
+                )
+            # Outside: the student's side has a gradient.
+            pieces.append(
+                teacher_divergence(
+                    self.policy,
+                    model,
+                    states.hidden_T.index_select(0, at),
+                    theirs.hidden_T,
+                    batch.sampling,
+                    self.settings.top_k if self.settings.divergence == "top_k" else None,
+                )
+            )
+            order.append(at)
+        return torch.cat(pieces)[torch.cat(order).argsort()]
+
+    # ------------------------------------------------------------------ before the updates
+
+    def _ask_teachers(self, batches: Sequence[MicroBatch]) -> None:
+        """One teacher after the other: each is brought in once a step."""
+        items = [item for batch in batches for item in batch.items]
+        by_teacher: dict[int, list[TrainItem]] = {}
+        for item in items:
+            by_teacher.setdefault(id(self.teachers.of(item.domain)), []).append(item)
+        for taught in by_teacher.values():
+            teacher = self.teachers.of(taught[0].domain)
+            contexts = [item.context for item in taught]
+            answers = teacher.log_probs(contexts, batches[0].sampling)
+            for item, logprobs in zip(taught, answers, strict=True):
+                item.teacher_logprobs = logprobs.astype(np.float32)
+
+    def _assign_advantages(self, group: RolloutGroup) -> None:
+        for rollout in group.rollouts:
+            rollout.advantage = None
+        if not self.settings.outcome_weight:
+            return
+        scored = [r for r in group.rollouts if r.reward is not None]
+        rewards_G = torch.tensor([r.reward for r in scored], dtype=torch.float64)
+        advantages_G = group_advantages(
+            rewards_G, torch.ones(len(scored), dtype=torch.bool), scale=self.settings.scale
+        )
+        for rollout, advantage in zip(scored, advantages_G.tolist(), strict=True):
+            rollout.advantage = advantage
+
+    def _by_domain(
+        self,
+        items: Sequence[TrainItem],
+        logprobs_T: Float[Tensor, "T"],
+        gap_T: Float[Tensor, "T"],
+        sampler_T: Float[Tensor, "T"],
+        injected_T: Bool[Tensor, "T"],
+    ) -> Metrics:
+        domains = [item.domain for item in items for _ in range(len(item.weights))]
+        outside_T = outside_band(logprobs_T, sampler_T, self.settings.band)
+        return domain_metrics(gap_T, outside_T, injected_T, domains)

@@ -1,0 +1,280 @@
+"""Teachers: frozen models that say how likely they would have written what the student wrote."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+from reframe_vl.policy.loading import Policy, load_policy
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.score import score
+from reframe_vl.types import Context, Sampling
+
+logger = logging.getLogger(__name__)
+
+Hosting: TypeAlias = Literal["models", "adapters"]
+
+
+class Teacher(ABC):
+    """Scores contexts that a student produced."""
+
+    @abstractmethod
+    def log_probs(
+        self, contexts: Sequence[Context], sampling: Sampling
+    ) -> list[npt.NDArray[np.float32]]:
+        """The teacher's log-probabilities of each context's trained tokens.
+
+        Args:
+            contexts: As the student saw them.
+            sampling: The distribution that the student drew from; the teacher's is shaped alike.
+        """
+
+
+class LocalTeacher(Teacher):
+    """A teacher in this process, whose whole distribution is at hand."""
+
+    student: VisionLanguageModel
+    max_tokens: int = 16384
+
+    @abstractmethod
+    @contextmanager
+    def model(self) -> Iterator[VisionLanguageModel]:
+        """The teacher's model, for as long as the context lasts, without gradients."""
+
+    def log_probs(
+        self, contexts: Sequence[Context], sampling: Sampling
+    ) -> list[npt.NDArray[np.float32]]:
+        """Scores contexts through ``policy.score``."""
+        with self.model() as model:
+            shaped = _shaped(sampling, self.student.vocab_size, model.vocab_size)
+            scores = score(model, contexts, shaped, max_tokens=self.max_tokens)
+            return [piece.cpu().numpy() for piece in scores.per_context()]
+
+
+@dataclass
+class FrozenModel(LocalTeacher):
+    """A model of its own.
+
+    Attributes:
+        teacher: The frozen model.
+        student: On whose device it is scored.
+        offload: Keep it in the CPU's memory while it is not needed.
+    """
+
+    teacher: VisionLanguageModel
+    student: VisionLanguageModel
+    offload: bool = False
+
+    @contextmanager
+    def model(self) -> Iterator[VisionLanguageModel]:
+        """The model, on the student's device."""
+        self.teacher.to(self.student.device)
+        try:
+            with self.teacher.inference():
+                yield self.teacher
+        finally:
+            if self.offload:
+                self.teacher.to("cpu")
+
+
+@dataclass
+class Adapter(LocalTeacher):
+    """A LoRA adapter on a base that it shares with other teachers, and with the student if it can.
+
+    Attributes:
+        host: The model that carries the adapters.
+        name: Of the adapter.
+        student: On whose device it is scored.
+    """
+
+    host: VisionLanguageModel
+    name: str
+    student: VisionLanguageModel
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the adapter changes the language model's head."""
+        names = (name for name, _ in self.host.base.lm_head.named_parameters())  # type: ignore[union-attr]
+        return any(self.name in name.split(".") for name in names)
+
+    @contextmanager
+    def model(self) -> Iterator[VisionLanguageModel]:
+        """The host with this adapter at work; afterwards it is as it was."""
+        self.host.to(self.student.device)
+        peft: Any = self.host.model
+        before = peft.active_adapter
+        trained = [name for name, p in peft.named_parameters() if p.requires_grad]
+        peft.set_adapter(self.name, inference_mode=True)
+        try:
+            with self.host.inference():
+                yield self.host
+        finally:
+            peft.set_adapter(before, inference_mode=True)
+            parameters = dict(peft.named_parameters())
+            for name in trained:
+                parameters[name].requires_grad_(True)
+
+
+@dataclass
+class Teachers:
+    """Teachers by name, and which of them a domain is taught by.
+
+    Attributes:
+        paths: Of each teacher: a run directory or a checkpoint folder.
+        routes: From a sample's domain to a teacher's name.
+        hosting: ``models`` loads each whole; ``adapters`` loads adapters onto one frozen base.
+        offload: Keep whole models in the CPU's memory while they are not needed.
+        dtype: Of the teachers' weights; None is the student's.
+    """
+
+    paths: Mapping[str, str | None]
+    routes: Mapping[str, str]
+    hosting: Hosting = "models"
+    offload: bool = False
+    dtype: str | None = None
+    _teachers: dict[str, Teacher] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.hosting not in ("models", "adapters"):
+            raise ValueError(f"Unknown hosting {self.hosting!r}: use models or adapters.")
+        for domain, name in self.routes.items():
+            if not self.paths.get(name):
+                raise ValueError(
+                    f"Domain {domain} is taught by {name}, which has no checkpoint: set "
+                    f"teachers.{name}=PATH (a run directory or a checkpoint folder)."
+                )
+
+    def add(self, name: str, teacher: Teacher) -> None:
+        """Puts a teacher that is loaded already in the place of its path."""
+        self._teachers[name] = teacher
+
+    def load(self, student: Policy) -> None:
+        """Loads the teachers that are routed to, and checks that they read as the student does.
+
+        Raises:
+            FileNotFoundError: There is no checkpoint at a path.
+            ValueError: A teacher's tokens or images are not the student's.
+        """
+        host: VisionLanguageModel | None = None
+        for name in sorted(set(self.routes.values()) - set(self._teachers)):
+            folder = checkpoint_folder(str(self.paths[name]), self.hosting)
+            if self.hosting == "adapters":
+                host = _with_adapter(student, host, folder, name)
+                self._teachers[name] = Adapter(host, name, student.model)
+                continue
+            dtype = self.dtype or str(student.model.base.dtype).removeprefix("torch.")
+            loaded = load_policy(folder, dtype=dtype)
+            check_tokens(student.tokenizer, loaded.tokenizer, name)
+            if loaded.model.view_maker != student.model.view_maker:
+                raise ValueError(
+                    f"Teacher {name} resizes or normalises images in another way than the student: "
+                    "take a teacher of the student's family, with its processor settings."
+                )
+            model = loaded.model.requires_grad_(False)
+            model.visual_cache = student.model.visual_cache
+            self._teachers[name] = FrozenModel(model, student.model, self.offload)
+
+    @property
+    def heads_stay(self) -> bool:
+        """Whether each teacher's head is at hand, as it is, when the teacher is not at work."""
+        return not self.offload and not any(
+            isinstance(teacher, Adapter) and teacher.adapts_head
+            for teacher in self._teachers.values()
+        )
+
+    def of(self, domain: str) -> Teacher:
+        """The one teacher of a domain.
+
+        Raises:
+            KeyError: The domain has none.
+        """
+        if domain not in self.routes:
+            known = ", ".join(sorted(self.routes)) or "none"
+            raise KeyError(
+                f"Domain {domain!r} has no teacher (there are routes for: {known}): add it to "
+                "algorithm.teachers.routes, or leave its samples out of the data."
+            )
+        return self._teachers[self.routes[domain]]
+
+
+def checkpoint_folder(path: str, hosting: Hosting) -> Path:
+    """The folder with weights, or with an adapter, that a path names.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    wanted = "adapter_config.json" if hosting == "adapters" else "config.json"
+    start = Path(path).expanduser()
+    places = [start, start / "policy", start / "adapter", start / "policy" / "adapter"]
+    found = next((place for place in places if (place / wanted).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"No {wanted} in {start} or its folder policy: give the directory of a finished run, "
+            "or a checkpoint folder."
+        )
+    return found
+
+
+def check_tokens(student: Any, teacher: Any, name: str) -> None:
+    """Token ids must mean the same to both; rows that only pad a vocabulary may differ.
+
+    Raises:
+        ValueError: They do not.
+    """
+    mine, other = student.get_vocab(), teacher.get_vocab()
+    for token in sorted(mine.keys() | other.keys()):
+        if mine.get(token) != other.get(token):
+            raise ValueError(
+                f"Teacher {name} has id {other.get(token)} for the token {token!r}, the student "
+                f"{mine.get(token)}: distillation compares ids, so both need one tokenizer."
+            )
+    if student.eos_token != teacher.eos_token:
+        logger.warning(
+            "Teacher %s ends its text with %s, the student with %s: lengths may explode.",
+            name,
+            teacher.eos_token,
+            student.eos_token,
+        )
+
+
+def _with_adapter(
+    student: Policy, host: VisionLanguageModel | None, folder: Path, name: str
+) -> VisionLanguageModel:
+    """Loads an adapter onto the student's own base where that is frozen, else onto one copy."""
+    if (folder / "tokenizer_config.json").is_file():
+        check_tokens(student.tokenizer, AutoTokenizer.from_pretrained(folder), name)
+    if host is None and isinstance(student.model.model, PeftModel):
+        host = student.model
+    if host is None:
+        dtype = str(student.model.base.dtype).removeprefix("torch.")
+        base = load_policy(student.path, dtype=dtype).model.requires_grad_(False)
+        base.model = PeftModel.from_pretrained(base.model, str(folder), adapter_name=name)
+        base.visual_cache = student.model.visual_cache
+        return base
+    peft: Any = host.model
+    report = peft.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+    if report.unexpected_keys:
+        raise ValueError(
+            f"The adapter in {folder} has weights for {report.unexpected_keys[0]}, which the base "
+            f"{student.path} lacks: it was trained on another model."
+        )
+    return host
+
+
+def _shaped(sampling: Sampling, mine: int, size: int) -> Sampling:
+    """The student's distribution for a vocabulary padded to another size.
+
+    Ids beyond the student's own are never drawn: it has no row for them.
+    """
+    banned = tuple(i for i in sampling.banned_ids if i < size)
+    return replace(sampling, banned_ids=(*banned, *range(mine, size)))

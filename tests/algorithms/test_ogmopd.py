@@ -1,0 +1,117 @@
+"""Distillation's step as a whole, against per-token loops with transformers' own forward."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from one_step import TEACHERS, assert_same, distilled_gradient, distilled_groups
+from reframe_vl.algorithms.ogmopd import DistillationSettings
+from reframe_vl.types import Provenance, Termination
+from tiny import sampling, tiny_model
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return distilled_gradient(1)
+
+
+def tables(model, context, how):
+    """Log-probabilities at every trained position, by one plain forward."""
+    row = model.expand(context)
+    logits = model.base(
+        input_ids=torch.from_numpy(row.token_ids)[None],
+        pixel_values=torch.from_numpy(model.view_maker.patches([v for _, v in row.blocks])),
+        image_grid_thw=torch.tensor([v.grid_thw for _, v in row.blocks]),
+        mm_token_type_ids=torch.from_numpy(row.image_mask).int()[None],
+    ).logits[0]
+    allowed = logits[row.trained - 1].clone()
+    allowed[:, list(how.banned_ids)] = float("-inf")
+    return allowed.log_softmax(-1), row.token_ids[row.trained]
+
+
+def slow_gradient(form):
+    model, how = tiny_model("qwen3_vl"), sampling()
+    teachers = {domain: tiny_model("qwen3_vl", seed=seed) for domain, seed in TEACHERS.items()}
+    with torch.no_grad():
+        groups = distilled_groups(model, how)
+    sampled, injected = [], []
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.termination is Termination.ERROR:
+                continue
+            for context in rollout.contexts:
+                mine, ids = tables(model, context, how)
+                with torch.no_grad():
+                    theirs, _ = tables(teachers[group.sample.domain], context, how)
+                known = [
+                    (span.provenance, None if span.logprobs is None else span.logprobs[i])
+                    for span in context.spans
+                    if span.trained
+                    for i in range(len(span.token_ids))
+                ]
+                for t, (provenance, mu) in enumerate(known):
+                    logprob = mine[t, ids[t]]
+                    if provenance is Provenance.INJECTED:
+                        injected.append(-logprob)
+                    elif form == "full":
+                        drawn = mine[t].isfinite()
+                        gap = mine[t][drawn] - theirs[t][drawn]
+                        sampled.append((mine[t][drawn].exp() * gap).sum())
+                    else:
+                        ratio = float(torch.exp(logprob.detach() - mu))
+                        w = ratio if 0.5 <= ratio <= 2.0 else 0.0
+                        advantage = float(theirs[t, ids[t]] - logprob.detach())
+                        sampled.append(-w * advantage * logprob)
+    assert len(injected) > 10
+    (torch.stack(sampled).mean() + torch.stack(injected).mean()).backward()
+    return {
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()
+    }
+
+
+def test_the_gradient_equals_loops_written_from_the_formulas(whole):
+    assert_same(whole, slow_gradient("sampled"), 2e-6)
+
+
+def test_the_full_divergence_equals_loops_too():
+    found = distilled_gradient(2, DistillationSettings(divergence="full"))
+    assert_same(found, slow_gradient("full"), 2e-6)
+
+
+@pytest.mark.parametrize("micro", [3, 8])
+def test_micro_batches_add_up_to_one_big_batch_empty_ones_included(whole, micro):
+    assert_same(distilled_gradient(micro), whole)
+
+
+def test_two_gloo_ranks_have_the_gradient_of_one_big_batch(whole, tmp_path):
+    out = tmp_path / "gradient.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
+    subprocess.run(
+        [*command, str(TESTS / "one_step.py"), "--micro=2", "--distil", f"--out={out}"],
+        check=True,
+        env=environment,
+        capture_output=True,
+        timeout=240,
+    )
+    assert_same(torch.load(out), whole)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"eps_low": 1.5}, "must hold 1"),
+        ({"injected_weight": -1}, "0 or more"),
+        ({"updates": 0}, "at least 1"),
+        ({"outcome_weight": 1.0, "divergence": "full"}, "divergence=sampled"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        DistillationSettings(**settings)

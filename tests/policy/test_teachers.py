@@ -1,0 +1,141 @@
+"""Teachers score what the student wrote, whatever hosts them, and leave the student alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from reframe_vl.mini.model import base_folder
+from reframe_vl.policy.loading import LoRASettings, Policy, load_policy
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.score import score
+from reframe_vl.policy.teachers import FrozenModel, Teachers, check_tokens
+from reframe_vl.policy.visual_cache import VisualCache
+from reframe_vl.tools.codec import codec_for
+from tiny import random_context, sampling, tiny_model, tokenizer
+
+ROUTES = {"image": "spatial", "video": "temporal"}
+
+
+def contexts(model, count=3):
+    rng = np.random.default_rng(0)
+    return [random_context(rng, model.view_maker) for _ in range(count)]
+
+
+def tiny_student(lora=False):
+    model = tiny_model("qwen3_vl")
+    if lora:
+        adapted = get_peft_model(model.model, LoraConfig(r=2, target_modules=["q_proj", "up_proj"]))
+        model = VisionLanguageModel(adapted, model.view_maker)
+    return model
+
+
+def log_probs(model, given, how):
+    with torch.no_grad():
+        return [p.numpy() for p in score(model, given, how).per_context()]
+
+
+def test_a_frozen_model_gives_the_scores_of_policy_score_without_a_graph():
+    student, teacher = tiny_model("qwen3_vl"), tiny_model("qwen3_vl", seed=1)
+    given = contexts(student)
+    found = FrozenModel(teacher, student).log_probs(given, sampling(0.7))
+    for mine, expected in zip(found, log_probs(teacher, given, sampling(0.7)), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [400, 352])
+def test_c19_rows_that_pad_a_vocabulary_change_nothing(rows):
+    student, teacher = tiny_model("qwen3_vl"), tiny_model("qwen3_vl", seed=1)
+    named = len(tokenizer())
+    assert named < 352 < student.vocab_size < 400
+    other = copy.deepcopy(teacher)
+    torch.manual_seed(5)
+    other.base.resize_token_embeddings(rows, mean_resizing=False)
+    with torch.no_grad():
+        # Loud rows: they would draw all the probability.
+        other.base.lm_head.weight[named:] *= 1000
+    assert other.vocab_size == rows
+    given = contexts(student)
+    found = FrozenModel(other, student).log_probs(given, sampling())
+    for mine, expected in zip(found, log_probs(teacher, given, sampling()), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
+
+
+def test_c19_tokens_that_differ_are_named():
+    other = copy.deepcopy(tokenizer())
+    other.add_tokens(["<brand-new>"])
+    with pytest.raises(ValueError, match="<brand-new>"):
+        check_tokens(tokenizer(), other, "spatial")
+    check_tokens(tokenizer(), tokenizer(), "spatial")
+
+
+def test_a_domain_without_a_teacher_is_named():
+    teachers = Teachers({"spatial": "x", "temporal": "y"}, ROUTES)
+    with pytest.raises(KeyError, match="'audio' has no teacher"):
+        teachers.of("audio")
+    with pytest.raises(ValueError, match=r"teachers\.temporal=PATH"):
+        Teachers({"spatial": "x", "temporal": None}, ROUTES)
+
+
+def test_a_path_without_a_checkpoint_is_named(tmp_path):
+    teachers = Teachers({"spatial": str(tmp_path), "temporal": str(tmp_path)}, ROUTES)
+    student = Policy(tiny_model("qwen3_vl"), tokenizer(), codec_for("qwen3_vl"), "tiny")
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        teachers.load(student)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Two adapters of the shipped base, and the base with each merged in."""
+    merged, folders = {}, {}
+    for seed, name in enumerate(("spatial", "temporal")):
+        policy = load_policy(base_folder(0), lora=LoRASettings(rank=2))
+        torch.manual_seed(seed)
+        for key, parameter in policy.model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(parameter, std=0.05)
+        folders[name] = str(tmp_path_factory.mktemp("run") / "policy" / "adapter")
+        policy.model.model.save_pretrained(folders[name])
+        whole = copy.deepcopy(policy.model.model).merge_and_unload()
+        merged[name] = VisionLanguageModel(whole, policy.model.view_maker)
+    return folders, merged
+
+
+@pytest.mark.parametrize("lora", [None, LoRASettings(rank=2)], ids=["full", "lora"])
+def test_adapters_on_one_base_score_as_merged_models_and_leave_the_student_as_it_was(
+    adapters, lora
+):
+    folders, merged = adapters
+    student = load_policy(base_folder(0), lora=lora)
+    student.model.visual_cache = VisualCache(16)
+    given = contexts(student.model)
+    how = student.sampling(1.0, 8)
+    before = log_probs(student.model, given, how)
+    trained = [n for n, p in student.model.named_parameters() if p.requires_grad]
+    # A run's directory will do as well.
+    paths = {name: folder.removesuffix("/policy/adapter") for name, folder in folders.items()}
+    teachers = Teachers(paths, ROUTES, hosting="adapters")
+    teachers.load(student)
+    assert teachers.heads_stay
+    hosts = {id(teachers.of(domain).host) for domain in ROUTES}
+    assert len(hosts) == 1
+    assert (id(student.model) in hosts) == (lora is not None)
+    for domain, name in ROUTES.items():
+        found = teachers.of(domain).log_probs(given, how)
+        for mine, expected in zip(found, log_probs(merged[name], given, how), strict=True):
+            np.testing.assert_allclose(mine, expected, atol=1e-5)
+    assert [n for n, p in student.model.named_parameters() if p.requires_grad] == trained
+    for mine, expected in zip(log_probs(student.model, given, how), before, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_an_adapter_of_another_model_is_refused(adapters, tmp_path):
+    folders, _ = adapters
+    other = get_peft_model(tiny_model("qwen3_vl").model, LoraConfig(r=2, target_modules=["q_proj"]))
+    other.save_pretrained(tmp_path / "spatial")
+    student = load_policy(base_folder(0), lora=LoRASettings(rank=2))
+    paths = {"spatial": str(tmp_path / "spatial"), "temporal": folders["temporal"]}
+    with pytest.raises((ValueError, RuntimeError)):
+        Teachers(paths, ROUTES, hosting="adapters").load(student)

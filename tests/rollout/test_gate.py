@@ -1,0 +1,272 @@
+"""The observation gate: which calls give way, and what stands in the context afterwards."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reframe_vl.mini.video_world import MiniVideoWorld
+from reframe_vl.rollout.collector import Plan
+from reframe_vl.rollout.encoding import Encoder
+from reframe_vl.rollout.gate import BELOW_THRESHOLD, Gate, GateWatch, Item
+from reframe_vl.rollout.store import RolloutStore
+from reframe_vl.tools.base import Reason, Refusal, ToolRequest
+from reframe_vl.tools.crop_image import CropImage
+from reframe_vl.types import CallStatus, Evidence, Provenance, RolloutGroup, Termination
+from scripted import END, ScriptedEngine, call, collector, sample
+from tiny import sampling, tokenizer
+
+ANSWER = f"<answer>7</answer>{END}"
+FAR = "Let me look. " + call(0, 0, 30, 30)
+
+
+def play(*lines, gate=None, of=None, drop=0.0, **kwargs):
+    engine = ScriptedEngine(*lines)
+    made = collector(engine, **kwargs)
+    plan = Plan(0, 1, sampling(max_new_tokens=64), drop_probability=drop, gate=gate or Gate())
+    [group] = made.collect([of or sample()], plan)
+    made.loop.stop()
+    return group.rollouts[0], engine
+
+
+def text(spans):
+    return "".join(tokenizer().decode(span.token_ids) for span in spans)
+
+
+def of_provenance(context, provenance):
+    return [s for s in context.spans if s.provenance is provenance]
+
+
+def canonical(of):
+    [box] = of.evidence.boxes
+    rollout, _ = play(FAR, ANSWER, of=of)
+    return text(of_provenance(rollout.contexts[0], Provenance.INJECTED)), box
+
+
+def two_items():
+    """The mini's sample with a second, disjoint piece of evidence."""
+    base = sample()
+    *_, x1, y1 = base.evidence.boxes[0]
+    width, height = base.media.size
+    other = (width - 40.0, height - 40.0, width - 4.0, height - 4.0)
+    assert x1 < other[0] or y1 < other[1]
+    return dataclasses.replace(base, evidence=Evidence(boxes=(base.evidence.boxes[0], other)))
+
+
+def test_a_poor_call_gives_way_and_the_reasoning_before_it_stays():
+    of = sample()
+    rollout, engine = play(FAR, ANSWER, of=of)
+    [context] = rollout.contexts
+    _, reasoning, injected, observed, _ = context.spans
+    assert [s.provenance.value for s in context.spans] == [
+        "prompt",
+        "sampled",
+        "injected",
+        "observed",
+        "sampled",
+    ]
+    assert text([reasoning]) == "Let me look. "
+    assert reasoning.logprobs == (-0.5,) * len(reasoning.token_ids)
+    assert text([injected]).startswith("<tool_call>")
+    assert text([injected]).endswith(f"</tool_call>{END}")
+    assert injected.logprobs is None
+    assert injected.trained
+    assert len(observed.views) == 1
+    proposed, executed = rollout.calls
+    assert (proposed.status, proposed.reason) == (CallStatus.REPLACED, BELOW_THRESHOLD)
+    assert proposed.proposal == call(0, 0, 30, 30)
+    assert proposed.arguments == {"bbox_2d": [0, 0, 30, 30]}
+    assert (executed.status, executed.by_gate) == (CallStatus.OK, True)
+    assert np.allclose(executed.boxes[0], of.evidence.boxes[0], atol=1.0)
+    # What the policy went on from holds no trace of its own call.
+    assert call(0, 0, 30, 30) not in text(engine.contexts[1])
+    assert rollout.termination is Termination.ANSWERED
+    assert rollout.num_turns == 2
+
+
+def test_a_good_call_stands_and_acquires_its_evidence():
+    of = sample()
+    good = canonical(of)[0]
+    rollout, _ = play(good, FAR, ANSWER, of=of)
+    assert [c.by_gate for c in rollout.calls] == [False, False]
+    assert [c.status for c in rollout.calls] == [CallStatus.OK, CallStatus.OK]
+    assert not of_provenance(rollout.contexts[0], Provenance.INJECTED)
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (f"<tool_call>nonsense</tool_call>{END}", Reason.NOT_JSON),
+        (call(500, 500, 100, 100), Reason.REVERSED_BOX),
+        ('Hm <tool_call>{"name":"CropIm', Reason.TRUNCATED_CALL),
+        (f"<answer>3</answer>{call()}", Reason.CALL_WITH_ANSWER),
+        (call().replace("CropImage", "SelectFrames"), Reason.WRONG_MODALITY),
+    ],
+)
+def test_an_invalid_call_gives_way_too(line, reason):
+    rollout, _ = play(line, ANSWER)
+    proposed, executed = rollout.calls
+    assert (proposed.status, proposed.reason) == (CallStatus.REPLACED, reason)
+    assert proposed.proposal == line[line.index("<tool_call>") :]
+    assert executed.by_gate
+    assert rollout.answers == ["7"]
+    # The turn's end is the injected call's: none is written twice.
+    assert f"{END}{END}" not in text(rollout.contexts[0].spans)
+
+
+def test_without_a_call_there_is_no_gate():
+    rollout, _ = play(ANSWER)
+    assert (rollout.calls, rollout.termination) == ([], Termination.ANSWERED)
+
+
+def test_without_evidence_there_is_no_gate():
+    bare = dataclasses.replace(sample(), evidence=None)
+    rollout, _ = play(FAR, ANSWER, of=bare)
+    assert [c.by_gate for c in rollout.calls] == [False]
+
+
+def test_each_item_is_asked_for_once_in_annotation_order_where_nothing_else_decides():
+    of = two_items()
+    nonsense = f"<tool_call>x</tool_call>{END}"
+    rollout, _ = play(nonsense, nonsense, call(), ANSWER, of=of)
+    gated = [c for c in rollout.calls if c.by_gate]
+    asked = np.array([c.boxes[0] for c in gated])
+    assert np.allclose(asked, np.array(of.evidence.boxes), atol=1.0)
+    # All acquired: the third call, however poor, stands.
+    assert rollout.calls[-1].status is CallStatus.OK
+    assert not rollout.calls[-1].by_gate
+
+
+def test_the_item_that_a_call_overlaps_most_replaces_it():
+    of = two_items()
+    second = of.evidence.boxes[1]
+    grid = np.array(second) * 1000 / np.tile(of.media.size, 2)
+    # Twice as high and wide: an IoU of a quarter.
+    wide = [*(2 * grid[:2] - grid[2:]).round().astype(int), *grid[2:].round().astype(int)]
+    rollout, _ = play(call(*wide), ANSWER, of=of)
+    assert rollout.calls[-1].by_gate
+    assert np.allclose(rollout.calls[-1].boxes[0], second, atol=1.0)
+
+
+def test_budget_first_call_and_probability_bound_the_interventions():
+    of = two_items()
+    lines = (FAR, FAR.replace("30]", "31]"), ANSWER)
+
+    def number(**settings):
+        rollout, _ = play(*lines, of=of, gate=Gate(**settings))
+        return sum(c.by_gate for c in rollout.calls)
+
+    assert number() == 2
+    assert number(budget=1) == number(first_call_only=True) == 1
+    assert number(budget=0) == number(probability=0.0) == number(threshold=0.0) == 0
+
+
+def test_a_drop_after_a_repair_carries_the_repaired_turn():
+    rollout, _ = play(FAR, ANSWER, drop=1.0)
+    before, after = rollout.contexts
+    assert [s.provenance for s in before.spans[1:]] == [Provenance.SAMPLED, Provenance.INJECTED]
+    assert all(s.trained for s in before.spans[1:])
+    carried = after.spans[1:3]
+    assert all(s.carried and not s.trained for s in carried)
+    assert text(carried) == text(before.spans[1:])
+    assert len(after.views) == 1
+
+
+def test_without_repair_the_rollout_goes_on_and_the_canonical_call_is_a_branch():
+    rollout, engine = play(FAR, ANSWER, gate=Gate(repair=False))
+    [context] = rollout.contexts
+    assert text(of_provenance(context, Provenance.SAMPLED)) == FAR + ANSWER
+    assert [c.status for c in rollout.calls] == [CallStatus.OK]
+    [branch] = rollout.branches
+    assert [s.trained for s in branch.spans] == [False, False, True]
+    assert text(branch.spans[1:2]) == "Let me look. "
+    assert branch.spans[-1].provenance is Provenance.INJECTED
+    assert FAR in text(engine.contexts[1])
+
+
+def test_frames_are_gated_by_their_segment():
+    of = MiniVideoWorld().sample("test", 0)
+    line = f'<tool_call>{{"name":"SelectFrames","arguments":{{"frames":[0]}}}}</tool_call>{END}'
+    wanted = of.evidence.segments[0]
+    assert wanted != (0,)
+    rollout, _ = play(line, ANSWER, of=of)
+    assert rollout.calls[-1].by_gate
+    assert rollout.calls[-1].frames == wanted
+
+
+def test_repaired_rollouts_are_read_back_as_they_were(tmp_path):
+    of = sample()
+    for gate in (Gate(), Gate(repair=False)):
+        rollout, _ = play(FAR, ANSWER, of=of, gate=gate)
+        store = RolloutStore(tmp_path)
+        store.write(0, [RolloutGroup(of, [rollout])], tokenizer().decode)
+        [group] = store.read(0)
+        assert group.rollouts[0] == rollout
+
+
+@given(st.text(max_size=20), st.integers(0, 3))
+def test_tokens_before_a_call_never_hold_a_piece_of_it(words, cut):
+    encoder = Encoder(tokenizer())
+    written = words + call()
+    ids = tuple(tokenizer()(written, add_special_tokens=False)["input_ids"])
+    whole = encoder.decode(ids)
+    start = whole.index("<tool_call>") if "<tool_call>" in whole else 0
+    start = max(0, start - cut)
+    count = encoder.tokens_before(ids, start)
+    assert whole[:start].startswith(encoder.decode(ids[:count]))
+    assert count == len(ids) or len(encoder.decode(ids[: count + 1])) > start or count == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4, unique=True),
+    st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 9), st.integers(0, 9))), max_size=6),
+    st.floats(0.05, 0.95),
+)
+def test_the_gate_follows_its_definition(places, asked, threshold):
+    boxes = [(10.0 * x, 10.0 * y, 10.0 * x + 12, 10.0 * y + 12) for x, y in places]
+    tool = CropImage()
+    items = [Item(tool, {"bbox_2d": list(box)}, box=box) for box in boxes]
+    watch = GateWatch(Gate(threshold), items, seed=1)
+    acquired = set()
+    for place in asked:
+        overlaps = {}
+        if place is None:
+            checked = Refusal(Reason.NOT_JSON, "")
+        else:
+            x, y = place
+            request = ToolRequest(
+                "CropImage", boxes=((10.0 * x, 10.0 * y, 10.0 * x + 12, 10.0 * y + 12),)
+            )
+            checked = (tool, request)
+            overlaps = {i: item.overlap(request) for i, item in enumerate(items)}
+        left = [i for i in range(len(items)) if i not in acquired]
+        found = watch.intervene(checked)
+        if not left:
+            expected = None
+        elif place is None:
+            expected = left[0]
+        else:
+            best = max(overlaps[i] for i in left)
+            first = next(i for i in left if overlaps[i] == best)
+            expected = None if best >= threshold else first
+        assert (found is None) == (expected is None)
+        if found is not None:
+            assert items.index(found) == expected
+            watch.executed(ToolRequest("CropImage", boxes=(found.box,)))
+            watch.acquire(found)
+            acquired |= {
+                i
+                for i, b in enumerate(boxes)
+                if items[i].overlap(ToolRequest("CropImage", boxes=(found.box,))) >= threshold
+            }
+        elif place is not None:
+            watch.executed(request)
+            acquired |= {i for i in overlaps if overlaps[i] >= threshold}
+
+
+@pytest.mark.parametrize("settings", [{"threshold": 1.5}, {"probability": -1}, {"budget": -1}])
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(ValueError, match=r"gate\."):
+        Gate(**settings)
