@@ -1,6 +1,5 @@
 import dataclasses
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,6 +8,7 @@ from lightning.pytorch import Trainer
 from one_step import fixed_groups
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.health import HealthCallback, HealthLimits
+from reframe_vl.rollout.loader import RolloutLoader
 from reframe_vl.rollout.statistics import statistics
 from reframe_vl.types import CallRecord, CallStatus
 from tiny import sampling, tiny_model
@@ -28,7 +28,7 @@ class Fake(PolicyModule):
 
     def __init__(self, made):
         torch.nn.Module.__init__(self)
-        self.loader = SimpleNamespace(groups=made)
+        self.loader = RolloutLoader(1, groups=made)
         self.logged = {}
 
     def log(self, name, value, **_):

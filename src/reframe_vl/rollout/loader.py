@@ -29,12 +29,13 @@ class RolloutLoader:
     generate: Callable[[], list[RolloutGroup]] | None = None
     prepare: Callable[[list[RolloutGroup]], list[MicroBatch]] | None = None
     groups: list[RolloutGroup] = field(default_factory=list)
+    _counted: list[RolloutGroup] | None = None
     _numbers: dict[str, float] = field(default_factory=dict)
 
     def statistics(self) -> dict[str, float]:
         """What the latest step's rollouts look like, in numbers; computed once for all who ask."""
-        if not self._numbers:
-            self._numbers = statistics(self.groups)
+        if self._counted is not self.groups:
+            self._counted, self._numbers = self.groups, statistics(self.groups)
         return dict(self._numbers)
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class RolloutLoader:
             raise RuntimeError(
                 "The loader has no engine: add callbacks/rollout (RolloutCallback) to the trainer."
             )
-        self.groups, self._numbers = self.generate(), {}
+        self.groups = self.generate()
         batches = self.prepare(self.groups)
         if len(batches) != self.num_batches:
             raise RuntimeError(
