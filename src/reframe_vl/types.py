@@ -213,8 +213,9 @@ class View:
     ) -> View:
         """Makes a view of pixels and names it by their content."""
         kind = f"video {grid_thw} {patch_seconds}" if modality is Modality.VIDEO else ""
-        content = f"{pixels.shape}{kind}".encode() + np.ascontiguousarray(pixels).tobytes()
-        name = hashlib.sha256(content).hexdigest()[:32]
+        digest = hashlib.sha256(f"{pixels.shape}{kind}".encode())
+        digest.update(np.ascontiguousarray(pixels).data)
+        name = digest.hexdigest()[:32]
         return cls(pixels, grid_thw, num_tokens, name, modality, patch_seconds)
 
     @property
