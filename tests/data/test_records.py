@@ -170,6 +170,31 @@ def test_a_record_of_a_video_becomes_a_sample_and_opens_no_file(tmp_path) -> Non
     assert (sample.media.size, sample.media.rule) == ((96, 64), GridRule(2, 8))
 
 
+TIMED = {"xyxy": [1, 2, 3, 4], "time_s": 2, "frame": 7, "label": "sofa"}
+
+
+def test_boxes_of_a_video_have_a_time_and_its_evidence_are_its_segments(tmp_path) -> None:
+    timed = record(**VIDEO | {"boxes": [TIMED]})
+    assert (timed.boxes[0].time_s, timed.boxes[0].frame) == (2, 7)
+    assert timed.to_sample(tmp_path).evidence.boxes == ()
+    with pytest.raises(ValueError, match="no times"):
+        record(boxes=[TIMED])
+
+
+def test_a_size_that_is_not_known_yet_is_none_and_keeps_the_record_from_training(tmp_path) -> None:
+    unknown = record(media={"path": "a.png"}, evidence=None)
+    assert unknown.media.size is None and validate_record(unknown) == []
+    with pytest.raises(ValueError, match="build_data"):
+        unknown.to_sample(tmp_path)
+    with pytest.raises(ValueError, match="both, or neither"):
+        record(media={"path": "a.png", "width": 100})
+
+
+def test_notes_of_earlier_record_files_are_read_as_plain_notes() -> None:
+    (entry,) = record(audit=[{"stage": "pool", "note": "read"}]).audit
+    assert (entry.verdict, entry.reason, entry.verifier) == (None, None, None)
+
+
 def test_a_record_without_evidence_has_none_rather_than_an_empty_one(tmp_path) -> None:
     Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
     bare = record(boxes=[], evidence=None, coverage=None, applicability=None).to_sample(tmp_path)

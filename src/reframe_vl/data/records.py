@@ -8,154 +8,52 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
 from reframe_vl.data.evidence import EVIDENCE_VERSION
 from reframe_vl.data.media import ImageFile
-from reframe_vl.data.report import Problem, Report
-from reframe_vl.data.video import GridRule, VideoFacts, VideoFile
-from reframe_vl.types import (
-    Answer,
-    AnswerKind,
-    Applicability,
-    Box,
-    Evidence,
-    Media,
-    Modality,
-    Sample,
+from reframe_vl.data.record_parts import (
+    AnswerInfo,
+    AuditEntry,
+    ExpandedEvidence,
+    LabelledBox,
+    MediaInfo,
+    NonEmpty,
+    RecordPart,
+    Seconds,
+    ToolCall,
 )
+from reframe_vl.data.report import Problem, Report
+from reframe_vl.data.video import VideoFile
+from reframe_vl.types import Answer, Applicability, Evidence, Media, Modality, Sample
+
+__all__ = [
+    "AnswerInfo",
+    "AuditEntry",
+    "ExpandedEvidence",
+    "LabelledBox",
+    "MediaInfo",
+    "Record",
+    "Seconds",
+    "ToolCall",
+    "describe",
+    "iter_json_lines",
+    "iter_records",
+    "read_records",
+    "write_records",
+]
 
 
-def _ordered_box(box: Box) -> Box:
-    x0, y0, x1, y1 = box
-    if x0 >= x1 or y0 >= y1:
-        raise ValueError("a box is [x0, y0, x1, y1] with x0 < x1 and y0 < y1")
-    return box
-
-
-def _ordered_segment(segment: tuple[float, float]) -> tuple[float, float]:
-    if not 0 <= segment[0] < segment[1]:
-        raise ValueError("a segment is [start_s, end_s] with 0 <= start_s < end_s")
-    return segment
-
-
-def _ascending(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
-    if any(a >= b for a, b in pairwise(numbers)):
-        raise ValueError("the numbers must ascend, without repeats")
-    return numbers
-
-
-PixelBox = Annotated[Box, AfterValidator(_ordered_box)]
-Seconds = Annotated[tuple[float, float], AfterValidator(_ordered_segment)]
-Times = Annotated[tuple[float, ...], AfterValidator(_ascending)]
-Frames = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_ascending)]
-NonEmpty = Annotated[str, Field(min_length=1)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
-    )
-
-
-class MediaInfo(_Model):
-    """The image or video asked about.
-
-    Attributes:
-        path: Absolute, or relative to the folder of the record file.
-        width: Of the upright image or frame, in pixels.
-        duration_s: Videos only, as is all that follows: when the last frame ends.
-        fps: On average.
-        n_frames: Of the file.
-        grid: The rule by which the sample's frames were chosen.
-        timestamps_s: When each of them is shown, in seconds since the start of the file.
-    """
-
-    path: NonEmpty
-    width: PositiveInt
-    height: PositiveInt
-    duration_s: PositiveFloat | None = None
-    fps: PositiveFloat | None = None
-    n_frames: PositiveInt | None = None
-    grid: GridRule | None = None
-    timestamps_s: Times = ()
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(width, height)."""
-        return (self.width, self.height)
-
-    @property
-    def facts(self) -> VideoFacts | None:
-        """What is said of a video; None where not all of it is."""
-        if not (self.grid and self.timestamps_s and self.duration_s and self.n_frames):
-            return None
-        return VideoFacts(self.size, self.duration_s, self.n_frames, self.timestamps_s)
-
-
-class AnswerInfo(_Model):
-    """The reference answer; see ``types.Answer``."""
-
-    kind: AnswerKind
-    value: NonEmpty
-    aliases: tuple[str, ...] = ()
-    tolerance: Annotated[float, Field(ge=0)] = 0.0
-
-
-class LabelledBox(_Model):
-    """A box of the source's annotation, in absolute pixels."""
-
-    xyxy: PixelBox
-    label: str | None = None
-
-
-class ExpandedEvidence(_Model):
-    """The evidence that everything but the builder uses (docs/method.md, 1.3).
-
-    Attributes:
-        version: The rules it was expanded by; ``evidence.EVIDENCE_VERSION``.
-        segments: Frame indices on the sample's grid, ascending, those of one segment an item.
-    """
-
-    version: str
-    boxes: tuple[PixelBox, ...] = ()
-    segments: tuple[Frames, ...] = ()
-
-
-class ToolCall(_Model):
-    """A canonical call: it executes and returns an item of the evidence."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-class AuditEntry(_Model):
-    """What a pipeline stage did to the record."""
-
-    stage: str
-    note: str
-
-
-class Record(_Model):
+class Record(RecordPart):
     """One question about one image or video, with everything known about it.
 
     Attributes:
         raw: The source's row, verbatim.
-        boxes: The annotation in absolute pixels, not yet expanded.
+        boxes: The annotation in absolute pixels, not yet expanded. Those of a video are kept for
+            reference: its evidence are its segments.
         native_encoding: How the source writes boxes or segments, in words.
         evidence: None where the source has none.
         coverage: The share of the whole that the expanded evidence takes up.
@@ -189,8 +87,13 @@ class Record(_Model):
             raise ValueError("an image has no segments: remove them or set modality to video")
         if self.modality is Modality.IMAGE and self.media.grid:
             raise ValueError("an image has no grid of frames: remove media.grid")
-        if self.modality is Modality.VIDEO and self.boxes:
-            raise ValueError("a video has no boxes: remove them or set modality to image")
+        timed = [box.time_s is not None for box in self.boxes]
+        if self.modality is Modality.VIDEO and not all(timed):
+            raise ValueError(
+                "a video has no boxes without a time: give time_s, or set modality to image"
+            )
+        if self.modality is Modality.IMAGE and any(timed):
+            raise ValueError("an image has no times: remove time_s of its boxes")
         letters = [chr(ord("A") + index) for index in range(len(self.options))]
         if self.answer.kind == "mcq" and self.answer.value not in letters:
             raise ValueError(
@@ -211,7 +114,7 @@ class Record(_Model):
             return (
                 "evidence_missing",
                 "evidence: it has boxes or segments but no expanded evidence. Build the file with "
-                "`python src/build_data.py`.",
+                "`python src/build_data.py` and the folder of the media.",
             )
         if self.evidence is not None and self.evidence.version != EVIDENCE_VERSION:
             return (

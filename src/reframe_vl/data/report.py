@@ -22,12 +22,14 @@ class Problem:
         reason: A short code to count by.
         message: A sentence with the remedy.
         kept: Whether the row is used all the same.
+        stage: Of the pipeline, where one found it.
     """
 
     where: str
     reason: str
     message: str
     kept: bool = False
+    stage: str = "pool"
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message} [{self.reason}{', kept' if self.kept else ''}]"
@@ -48,6 +50,7 @@ class Report:
     log_level: int = logging.WARNING
     num_kept: int = 0
     problems: list[Problem] = field(default_factory=list)
+    _left_out: set[str] = field(default_factory=set, repr=False)
 
     def add(self, problem: Problem) -> None:
         """Notes and logs a problem.
@@ -59,11 +62,13 @@ class Report:
             raise RecordError(str(problem))
         logger.log(self.log_level, "%s", problem)
         self.problems.append(problem)
+        if not problem.kept:
+            self._left_out.add(problem.where)
 
     @property
     def num_left_out(self) -> int:
         """Rows that are not used."""
-        return len({problem.where for problem in self.problems if not problem.kept})
+        return len(self._left_out)
 
     def count_by_reason(self) -> dict[tuple[str, bool], int]:
         """Problems by (reason, whether the row is kept), the most frequent first."""

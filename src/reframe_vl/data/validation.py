@@ -21,8 +21,9 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
         root: The folder of the record file; None leaves out the checks that open the media.
     """
     problems = []
+    stated = record.media.size
     for number, box in enumerate(record.boxes):
-        odd = box_problem(box.xyxy, record.media.size)
+        odd = None if stated is None else box_problem(box.xyxy, stated)
         if odd is not None:
             reason, message = odd
             problems.append(Problem(record.id, reason, f"boxes.{number}.xyxy: {message}"))
@@ -45,8 +46,8 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
             reason = "media_missing" if missing else "media_unreadable"
             problems.append(Problem(record.id, reason, f"media.path: {error}"))
         else:
-            if size != record.media.size:
-                reason, message = size_problem(record.media.size, size)
+            if stated is not None and size != stated:
+                reason, message = size_problem(stated, size)
                 problems.append(Problem(record.id, reason, f"media.width, height: {message}"))
     return problems
 

@@ -1,12 +1,33 @@
-"""Adapters from published annotations to records, one a file."""
+"""Adapters from published annotations to records, one a file.
+
+Each file but ``base.py`` holds one subclass of ``Source`` and is found by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import pkgutil
+from importlib import import_module
 
 from reframe_vl.data.sources.base import Source
-from reframe_vl.data.sources.visual_cot_sroie import VisualCotSroie
 
-SOURCES: dict[str, Callable[[Path, Path], Source]] = {"visual_cot_sroie": VisualCotSroie}
+
+def _adapter(name: str) -> type[Source]:
+    module = import_module(f"{__name__}.{name}")
+    found = [
+        thing
+        for thing in vars(module).values()
+        if isinstance(thing, type)
+        and issubclass(thing, Source)
+        and thing.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise ImportError(f"{module.__name__} has {len(found)} subclasses of Source: give it one.")
+    return found[0]
+
+
+SOURCES: dict[str, type[Source]] = {
+    module.name: _adapter(module.name)
+    for module in pkgutil.iter_modules(__path__)
+    if module.name != "base"
+}
 """Name of a source -> its adapter, made from (annotations, media folder)."""

@@ -2,36 +2,271 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
 
 from reframe_vl.data.evidence import (
     EVIDENCE_VERSION,
+    MAX_FRAMES,
     MIN_SIDE,
     applicability,
     box_coverage,
     expand_box,
 )
-from reframe_vl.data.records import ExpandedEvidence, Record
+from reframe_vl.data.formats.boxes import fit_boxes
+from reframe_vl.data.formats.media_folder import MediaFolder
+from reframe_vl.data.formats.rows import STAGE, Refused, Row, kept
+from reframe_vl.data.records import (
+    AnswerInfo,
+    AuditEntry,
+    ExpandedEvidence,
+    LabelledBox,
+    MediaInfo,
+    Record,
+    Seconds,
+    describe,
+)
 from reframe_vl.data.report import Problem, Report
+from reframe_vl.data.video import GridRule
+from reframe_vl.data.video_records import expand_segment_evidence
+from reframe_vl.types import Modality
+
+_MAX_DEPTH = 150
+"""Readers of JSON give up on values that are nested deeper than about 200."""
 
 
-class Source(Protocol):
-    """Turns one published data set into records."""
+class Source(ABC):
+    """Turns one published data set into records; one file of this package has one such class.
+
+    An adapter says what rows its files hold (``rows``) and what a row means (``record``). Reading
+    media, fitting boxes, expanding evidence and reporting are the same for all (``records``).
+
+    Attributes:
+        name: The name of the file, without ``.py``.
+        licence: Of images or videos and annotations, as published.
+        encoding: How the source writes boxes or segments, in words.
+        suffixes: Of the annotation files, where a folder of them is given.
+    """
+
+    name: ClassVar[str]
+    licence: ClassVar[str]
+    encoding: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
+
+    def __init_subclass__(cls) -> None:
+        """Names the class by its file."""
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    def __init__(
+        self,
+        annotations: Path | Sequence[Path],
+        media: Path | None = None,
+        grid: GridRule | None = None,
+        max_frames: int = MAX_FRAMES,
+    ) -> None:
+        """Names the files; none is opened yet.
+
+        Args:
+            annotations: A file, a folder of files, or several of them.
+            media: The folder of the images or videos. None leaves media unread: then records name
+                them as the source does, and sizes are known only where the source states them.
+            grid: Lays the grids of videos.
+            max_frames: A segment with more frames is subsampled, so that one call can ask for it.
+        """
+        self.annotations = [annotations] if isinstance(annotations, Path) else list(annotations)
+        self.media = None if media is None else MediaFolder(media, grid or GridRule())
+        self.max_frames = max_frames
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row | Problem]:
+        """Yields the source's rows in its order, one by one; what is no row is a problem."""
+
+    @abstractmethod
+    def record(self, row: Row) -> Record:
+        """Makes the record of a row, with boxes and segments as annotated, not expanded.
+
+        Raises:
+            Refused: It can be none.
+            ValidationError: A field is missing or of the wrong type.
+        """
+
+    def native(self, record: Record) -> Any:
+        """The source's row again: JSON, or the text of a line or file, exactly."""
+        return record.raw
+
+    def native_id(self, raw: dict[str, Any]) -> Hashable:
+        """What the source itself calls a row; None where it has no name."""
+        return None
+
+    def files(self) -> Iterator[Path]:
+        """The annotation files; those of a folder by name."""
+        for path in self.annotations:
+            if path.is_dir():
+                found = (p for p in path.iterdir() if p.suffix.lower() in self.suffixes)
+                yield from sorted(found)
+            else:
+                yield path
 
     def records(self, report: Report) -> Iterator[Record]:
         """Yields records in the source's order; odd rows go to the report."""
+        seen: set[str] = set()
+        called: set[Hashable] = set()
+        for row in self.rows():
+            if isinstance(row, Problem):
+                report.add(row)
+                continue
+            try:
+                record = self._finished(self.record(row))
+                if record.id in seen:
+                    raise Refused("duplicate_row", "an earlier row says the same. Remove one.")
+            except Refused as refused:
+                report.add(refused.at(row.where))
+                continue
+            except ValidationError as error:
+                message = f"{describe(error)}. Mend or remove the row."
+                report.add(Problem(row.where, "bad_row", message))
+                continue
+            seen.add(record.id)
+            record = self._with_repeated_id(record, called)
+            for entry in record.audit:
+                if entry.reason is not None:
+                    report.add(Problem(row.where, entry.reason, f"{entry.note}.", kept=True))
+            report.num_kept += 1
+            yield record
+
+    def draft(
+        self,
+        row: Row,
+        *,
+        modality: Modality,
+        media: MediaInfo,
+        split: str,
+        question: str,
+        answer: AnswerInfo,
+        options: tuple[str, ...] = (),
+        boxes: Iterable[LabelledBox] = (),
+        segments: tuple[Seconds, ...] = (),
+        notes: Iterable[AuditEntry] = (),
+        encoding: str | None = None,
+    ) -> Record:
+        """A record of a row, with what is the same for all of this source.
+
+        Args:
+            notes: What was odd; an entry with a reason is reported.
+            encoding: In place of the source's own, where files differ.
+
+        Raises:
+            Refused: There is no question or no answer, or the text cannot be written as UTF-8.
+            ValidationError: A field is wrong.
+        """
+        if not question.strip():
+            raise Refused("empty_question", "the row asks nothing. Leave it out.")
+        if not answer.value.strip():
+            raise Refused("empty_answer", "the answer is empty. Leave the row out.")
+        origin = AuditEntry(stage=STAGE, note=f"read from {row.path.name}, {row.place}")
+        return Record(
+            id=self._id(row.raw, media.path),
+            source=self.name,
+            split=split,
+            licence=self.licence,
+            raw=row.raw,
+            modality=modality,
+            media=media,
+            question=question.strip(),
+            options=options,
+            answer=answer,
+            boxes=tuple(boxes),
+            segments=segments,
+            native_encoding=encoding or self.encoding,
+            audit=(origin, *notes),
+        )
+
+    def _id(self, raw: dict[str, Any], path: str) -> str:
+        text = json.dumps(raw, sort_keys=True)
+        _check_writable(raw, text)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{self.name}/{PurePosixPath(path).stem}/{digest}"
+
+    def _finished(self, record: Record) -> Record:
+        notes = []
+        if self.media is not None:
+            record = self.media.attach(record)
+        elif unknown := _unknown(record):
+            note = f"not known until the media are read: {', '.join(unknown)}"
+            notes.append(AuditEntry(stage=STAGE, note=note))
+        record = fit_boxes(record)
+        if record.modality is Modality.IMAGE:
+            record = expand_evidence(record)
+            notes += small_evidence_notes(record)
+            if not record.boxes:
+                notes.append(kept("no_box", "the row has no box: no evidence"))
+        else:
+            if record.media.facts is not None:
+                record = expand_segment_evidence(record, self.max_frames)
+            if not record.segments:
+                notes.append(kept("no_segment", "the row has no window: no evidence"))
+        return record.model_copy(update={"audit": (*record.audit, *notes)})
+
+    def _with_repeated_id(self, record: Record, called: set[Hashable]) -> Record:
+        name = self.native_id(record.raw)
+        if name is None or name not in called:
+            called.add(name)
+            return record
+        note = kept("repeated_id", f"an earlier, different row has the source's id {name!r} too")
+        return record.model_copy(update={"audit": (*record.audit, note)})
+
+
+def _check_writable(raw: dict[str, Any], text: str) -> None:
+    """Refuses what a record file cannot hold.
+
+    Args:
+        text: The row as ASCII.
+    """
+    if "\\ud" in text:
+        try:
+            json.dumps(raw, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise Refused(
+                "bad_text", f"half a character stands in it: {error}. Mend or remove the row."
+            ) from error
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(raw) > _MAX_DEPTH:
+        raise Refused(
+            "bad_row", f"it is nested more than {_MAX_DEPTH} deep. Mend or remove the row."
+        )
+
+
+def _depth(value: Any) -> int:
+    depth, layer = 0, [value]
+    while layer:
+        depth += 1
+        inner = (v.values() if isinstance(v, dict) else v for v in layer)
+        layer = [w for values in inner for w in values if isinstance(w, dict | list)]
+    return depth
+
+
+def _unknown(record: Record) -> list[str]:
+    unknown = [] if record.media.size else ["width", "height"]
+    if record.modality is Modality.VIDEO:
+        unknown += [] if record.media.duration_s else ["duration_s"]
+        unknown.append("grid")
+    return unknown
 
 
 def expand_evidence(record: Record) -> Record:
     """Fills in expanded evidence, coverage and applicability of a record of an image.
 
     It starts from the annotation, so that doing it again changes nothing. A record without boxes
-    stays without evidence.
+    or without a size stays without evidence.
     """
-    if not record.boxes:
-        return record
     size = record.media.size
+    if not record.boxes or size is None:
+        return record
     boxes = tuple(expand_box(box.xyxy, size) for box in record.boxes)
     coverage = box_coverage(boxes, size)
     return record.model_copy(
@@ -43,23 +278,19 @@ def expand_evidence(record: Record) -> Record:
     )
 
 
-def report_small_evidence(record: Record, where: str, report: Report) -> None:
-    """Notes expanded boxes that no tool call can ask for; the record is kept.
-
-    Args:
-        where: The file and line of the source's row.
-    """
+def small_evidence_notes(record: Record) -> list[AuditEntry]:
+    """Notes on expanded boxes that no tool call can ask for."""
+    notes = []
     for box in record.evidence.boxes if record.evidence else ():
         width, height = box[2] - box[0], box[3] - box[1]
         if min(width, height) < MIN_SIDE:
-            report.add(
-                Problem(
-                    where,
+            notes.append(
+                kept(
                     "evidence_too_small",
                     f"the expanded evidence box {list(box)} has {width:.3g}x{height:.3g} pixels, "
                     f"and a tool call needs {MIN_SIDE:g} a side: no call can reach it, and the "
                     "forced-call arms of an evaluation leave the item out. Correct the row's box "
-                    "if it is a slip.",
-                    kept=True,
+                    "if it is a slip",
                 )
             )
+    return notes

@@ -1,0 +1,1 @@
+"""What published annotation formats share: files, rows, boxes, windows, choices, media."""

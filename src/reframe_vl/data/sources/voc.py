@@ -1,0 +1,113 @@
+"""Pascal VOC detection: one question for each kind of object in an image, how many there are.
+
+One XML file an image. Corners count pixels from 1, and the last pixel belongs to the box. Objects
+marked difficult may be counted or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+from xml.etree import ElementTree
+
+from pydantic import PositiveInt
+
+from reframe_vl.data.formats.boxes import from_inclusive
+from reframe_vl.data.formats.media_folder import media_name
+from reframe_vl.data.formats.regions import count_question
+from reframe_vl.data.formats.rows import Number, Row, RowFields, kept, split_of
+from reframe_vl.data.records import MediaInfo, Record
+from reframe_vl.data.report import Problem
+from reframe_vl.data.sources.base import Source
+from reframe_vl.types import Modality
+
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class _Object(RowFields):
+    difficult: str
+    corners: tuple[Number, Number, Number, Number]
+
+
+class _Size(RowFields):
+    width: PositiveInt
+    height: PositiveInt
+
+
+class Voc(Source):
+    """XML files of any data set in Pascal VOC's format; give them, or their folder."""
+
+    licence = "Annotations: as of the data set; images of Pascal VOC: Flickr's terms (unverified)."
+    encoding = "bndbox: xmin, ymin, xmax, ymax, pixels from 1, the last one belongs to the box"
+    suffixes = (".xml",)
+
+    def rows(self) -> Iterator[Row | Problem]:
+        """One row for each kind of object in each image."""
+        for path in self.files():
+            try:
+                text = path.read_bytes().decode()
+                root = _parsed(text)
+            except (UnicodeDecodeError, ElementTree.ParseError, ValueError) as error:
+                yield Problem(str(path), "bad_xml", f"{error}. Mend the file; it must be UTF-8.")
+                continue
+            names = list(dict.fromkeys(_text(found, "name") for found in root.findall("object")))
+            if not names:
+                yield Problem(str(path), "no_object", "no object is annotated.")
+            for name in names:
+                yield Row(path, f"object {name!r}", {"name": name, "xml": text})
+
+    def native(self, record: Record) -> Any:
+        """The text of the file."""
+        return record.raw["xml"]
+
+    def record(self, row: Row) -> Record:
+        """One record a kind of object."""
+        root, name = _parsed(row.raw["xml"]), row.raw["name"]
+        objects = [
+            _object(found) for found in root.findall("object") if _text(found, "name") == name
+        ]
+        difficult = sum(found.difficult not in ("", "0") for found in objects)
+        boxes = [from_inclusive(*found.corners) for found in objects]
+        count = count_question(name, boxes, unsure=difficult)
+        path = media_name(_text(root, "filename"))
+        sides = {side: _text(root, f"size/{side}") for side in ("width", "height")}
+        notes = list(count.notes)
+        if set(sides.values()) <= {"", "0"}:
+            notes.append(kept("size_unknown", "the file does not state the size of the image"))
+            media = MediaInfo(path=path)
+        else:
+            size = _Size.model_validate(sides)
+            media = MediaInfo(path=path, width=size.width, height=size.height)
+        return self.draft(
+            row,
+            modality=Modality.IMAGE,
+            media=media,
+            split=split_of(row.path),
+            question=count.question,
+            answer=count.answer,
+            boxes=count.boxes,
+            notes=notes,
+        )
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> ElementTree.Element:
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ValueError("It declares a document type, which annotations do not need")
+    # The text is decoded already, so what it says of its encoding does not count.
+    parser = ElementTree.XMLParser(encoding="utf-8")
+    return ElementTree.fromstring(text.removeprefix("\ufeff").encode(), parser)
+
+
+def _text(element: ElementTree.Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
+
+def _object(element: ElementTree.Element) -> _Object:
+    return _Object.model_validate(
+        {
+            "difficult": _text(element, "difficult"),
+            "corners": [_text(element, f"bndbox/{corner}") for corner in _CORNERS],
+        }
+    )

@@ -1,0 +1,148 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from build_data import BuildConfig, GridConfig, build
+from clips import make_clip
+from reframe_vl.data.records import read_records
+from reframe_vl.data.report import RecordError
+
+SCRIPT = Path(__file__).parents[2] / "src" / "build_data.py"
+ROW = {
+    "question": "What is the total?",
+    "answer": "9.00",
+    "image": "a.png",
+    "width": 100,
+    "height": 80,
+    "bboxs": [[10, 20, 30, 40]],
+    "split": "train",
+}
+
+
+def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *overrides], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "media").mkdir()
+    Image.new("RGB", (100, 80)).save(tmp_path / "media" / "a.png")
+    rows = [ROW, {**ROW, "answer": "1", "bboxs": [[801, 497, 1017, 838]]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "test.txt").write_text("AB12C 0.5 1##opens\nAB12C 5 1##opens\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(**changes: Any) -> BuildConfig:
+    fields: dict[str, Any] = {
+        "sources": ["visual_cot"],
+        "annotations": "rows.jsonl",
+        "media": "media",
+        "out": Path("built.jsonl"),
+        "grid": GridConfig(2.0, 64),
+        "max_frames": 8,
+        "strict": False,
+    }
+    return BuildConfig(**fields | changes)
+
+
+def test_several_sources_make_one_file_of_images_and_videos(receipts: Path) -> None:
+    make_clip(receipts / "media" / "AB12C.mp4", n=20)
+    before = {path.name for path in receipts.iterdir()}
+    done = command(
+        receipts,
+        "sources=[visual_cot,charades_sta]",
+        "annotations={visual_cot:rows.jsonl,charades_sta:[test.txt]}",
+        "media=media",
+        "out=built.jsonl",
+        "grid.max_frames=4",
+    )
+    assert done.returncode == 0, done.stderr
+    image, video = read_records(receipts / "built.jsonl")
+    assert (image.source, image.media.path) == ("visual_cot", "media/a.png")
+    assert (video.source, len(video.media.timestamps_s)) == ("charades_sta", 4)
+    assert image.to_sample(receipts).media.size == (100, 80)
+    assert video.to_sample(receipts).evidence.segments
+    for cell in (
+        "visual_cot",
+        "charades_sta",
+        "image, beneficial",
+        "pool: segment_reversed",
+        "pool: wrong_scale",
+    ):
+        assert cell in done.stdout
+    assert "rows" in done.stderr  # The progress bars.
+    assert {path.name for path in receipts.iterdir()} == before | {"built.jsonl"}
+
+
+def test_media_are_not_needed_where_the_annotation_says_enough(receipts: Path) -> None:
+    build(config(media=None))
+    (record,) = read_records(receipts / "built.jsonl")
+    assert record.media.path == "a.png" and record.evidence is not None
+
+
+def test_rows_in_are_those_kept_and_those_dropped(receipts: Path, capsys) -> None:
+    build(config())
+    table = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    counts = {label.strip(): int(number) for label, number in table}
+    assert counts == {
+        "in": 2,
+        "kept": 1,
+        "image, beneficial": 1,
+        "dropped": 1,
+        "pool: wrong_scale": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"strict": True}, "line 2"),
+        ({"sources": ["nobody"]}, "nobody is unknown; choose one or more of"),
+        ({"sources": []}, "choose one or more of"),
+        ({"sources": ["visual_cot", "coco"]}, "need their annotations by name"),
+        ({"annotations": {"coco": "rows.jsonl"}}, "coco is not among the sources"),
+        ({"annotations": {}}, "has no file of visual_cot"),
+        ({"annotations": "nowhere"}, "give the annotation file"),
+        ({"annotations": "test.txt"}, "No record was made"),
+        ({"media": "nowhere"}, "give the folder"),
+        ({"grid": GridConfig(0.0, 64)}, "above 0"),
+        ({"out": Path("media/../rows.jsonl")}, "would be overwritten"),
+        ({"out": Path("media/a.png")}, "would be overwritten"),
+        ({"out": Path("media")}, "is a folder"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence_and_nothing_is_written(
+    receipts: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    before = {p: p.read_bytes() for p in receipts.rglob("*") if p.is_file()}
+    with pytest.raises((SystemExit, RecordError), match=sentence):
+        build(config(**changes))
+    assert {p: p.read_bytes() for p in receipts.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ([], "Add annotations=… out=… sources=…"),
+        (
+            ["sources=[visual_cot]", "annotations=rows.jsonl", "out=b.jsonl", "strict=true"],
+            "Nothing was written",
+        ),
+    ],
+)
+def test_the_command_ends_with_a_sentence_instead_of_a_traceback(
+    receipts: Path, overrides: list[str], sentence: str
+) -> None:
+    done = command(receipts, *overrides)
+    assert done.returncode == 1
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    assert not (receipts / "b.jsonl").exists()
