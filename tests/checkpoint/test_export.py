@@ -56,6 +56,8 @@ def test_f02_f07_merged_adapters_say_what_the_live_ones_say(folder, tmp_path):
     frozen = {n: p.clone() for n, p in policy.model.named_parameters()}
     export_policy(policy, tmp_path / "out")
     torch.testing.assert_close(logprobs(load_policy(tmp_path / "out")), live, rtol=0, atol=2e-5)
+    # The adapter itself can be loaded onto the base, as a teacher's is.
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").is_file()
     for name, parameter in policy.model.named_parameters():
         assert torch.equal(parameter, frozen[name]), name
 

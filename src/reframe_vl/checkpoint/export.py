@@ -15,7 +15,8 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "chat_t
 def export_policy(policy: Policy, folder: Path) -> None:
     """Writes weights, tokenizer and processor settings; an older folder is replaced whole.
 
-    Adapters are merged into a copy of the base in float32, and cast to its dtype last.
+    Adapters are merged into a copy of the base in float32, and cast to its dtype last; the trained
+    adapter itself is kept in the folder ``adapter``.
 
     Args:
         policy: The policy; it is not changed.
@@ -26,6 +27,7 @@ def export_policy(policy: Policy, folder: Path) -> None:
     temporary.mkdir(parents=True)
     model: Any = policy.model.model
     if hasattr(model, "merge_and_unload"):
+        model.save_pretrained(temporary / "adapter", selected_adapters=model.active_adapters)
         model = _merged(model)
     model.save_pretrained(temporary)
     policy.tokenizer.save_pretrained(temporary)
