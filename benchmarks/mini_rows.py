@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,17 @@ class Settings:
         return list(range(self.every, self.steps, self.every))
 
 
-def protocol(settings: Settings, root: Path = common.ROOT) -> dict[str, Any]:
+def protocol(
+    settings: Any, root: Path = common.ROOT, files: Sequence[str] = PROTOCOL_FILES
+) -> dict[str, Any]:
     """The settings, a digest of every file that counts, and a fingerprint of all of it."""
-    files = {
+    digests = {
         path.relative_to(root).as_posix(): digest(path)
-        for pattern in PROTOCOL_FILES
+        for pattern in files
         for path in sorted(root.glob(pattern))
         if path.name not in MAKERS
     }
-    content = {"settings": asdict(settings), "files": files}
+    content = {"settings": asdict(settings), "files": digests}
     return {"fingerprint": _sha(json.dumps(content, sort_keys=True).encode()), **content}
 
 
@@ -107,10 +109,16 @@ def _sha(content: bytes) -> str:
 
 
 class Rows:
-    """A folder with a file for every finished run, the items they share, and their protocol."""
+    """A folder with a file for every finished run, the items they share, and their protocol.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where they lie.
+        files: Patterns of the files that decide outcomes.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[str] = PROTOCOL_FILES) -> None:
         self.folder = folder
+        self.files = files
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -125,13 +133,13 @@ class Rows:
         content: dict[str, Any] = json.loads(path.read_text())
         return content
 
-    def begin(self, settings: Settings) -> str:
+    def begin(self, settings: Any) -> str:
         """The fingerprint of the protocol at hand, which from the first row on is that of all.
 
         Raises:
             ProtocolError: The rows have another one.
         """
-        own = protocol(settings)
+        own = protocol(settings, files=self.files)
         if not (self.folder / "protocol.json").is_file():
             common.write_json(
                 self.folder / "protocol.json", {**own, "first_commit": common.commit()}

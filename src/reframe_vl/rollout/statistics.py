@@ -25,14 +25,14 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
     Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``call_rate``
     (rollouts with a successful call), ``parse_rate`` (proposed calls that were valid; 1 without
-    any), ``dead_groups`` (groups whose advantages are all 0), ``not_scorable`` (rollouts without a
-    reward), ``blank_views`` (first views of one colour), ``dropped`` (rollouts that lost their
-    original input), ``sampled_tokens``, ``visual_tokens``, ``turns``, ``coercions`` (calls whose
-    arguments were converted), ``ended_turns`` (turns that ended by themselves, of those that the
-    gate did not cut short), ``termination/…`` and ``refused/…`` (shares of rollouts, and calls a
-    rollout). Where the gate was at work: ``gated`` (rollouts it stepped into),
-    ``interventions`` and ``injected_tokens``. Where there are several domains, the most telling of
-    these once more for each, as ``<domain>/…``.
+    any), ``dead_groups`` (groups whose advantages are all 0, where there are advantages),
+    ``not_scorable`` (rollouts without a reward), ``blank_views`` (first views of one colour),
+    ``dropped`` (rollouts that lost their original input), ``sampled_tokens``, ``visual_tokens``,
+    ``turns``, ``coercions`` (calls whose arguments were converted), ``ended_turns`` (turns that
+    ended by themselves, of those that the gate did not cut short), ``termination/…`` and
+    ``refused/…`` (shares of rollouts, and calls a rollout). Where the gate was at work: ``gated``
+    (rollouts it stepped into), ``interventions`` and ``injected_tokens``. Where there are several
+    domains, the most telling of these once more for each, as ``<domain>/…``.
     """
     result = _numbers(groups)
     domains = sorted({group.sample.domain for group in groups})
@@ -61,11 +61,12 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         c.status is CallStatus.REPLACED and c.reason != BELOW_THRESHOLD for c in own_calls
     )
     result["parse_rate"] = 1 - invalid / len(own_calls) if own_calls else 1.0
-    result["dead_groups"] = sum(
-        not any(rollout.advantage for rollout in group.rollouts) for group in groups
-    ) / len(groups)
+    if any(rollout.advantage is not None for rollout in rollouts):
+        dead = [not any(rollout.advantage for rollout in group.rollouts) for group in groups]
+        result["dead_groups"] = sum(dead) / len(groups)
     result["not_scorable"] = sum(r.reward is None for r in rollouts) / count
-    views = [r.contexts[0].views[0] for r in rollouts if r.contexts and r.contexts[0].views]
+    prompts = [r.contexts[0].spans[0] for r in rollouts if r.contexts and r.contexts[0].spans]
+    views = [prompt.views[0] for prompt in prompts if prompt.views]
     # The rollouts of a group have the same first view.
     blank = {view.hash: _is_blank(view) for view in {v.hash: v for v in views}.values()}
     result["blank_views"] = sum(blank[v.hash] for v in views) / len(views) if views else 0.0
