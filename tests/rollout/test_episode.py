@@ -5,6 +5,7 @@ import pytest
 
 from reframe_vl.data.media import MediaError
 from reframe_vl.mini.video_world import MiniVideoWorld
+from reframe_vl.rewards.validity import validity_counts
 from reframe_vl.rollout.collector import Plan
 from reframe_vl.rollout.episode import REPEATED_NOTE, Budget
 from reframe_vl.rollout.prompt import PromptSettings
@@ -300,3 +301,17 @@ def test_selected_frames_are_shown_in_the_form_of_the_first_view(family, video_a
     frames = [pixels for view in observed.views for pixels in view.frames]
     for frame, expected in zip(frames, asked.media.look([2, 5, 6], 1024), strict=True):
         np.testing.assert_array_equal(frame, expected)
+
+
+@pytest.mark.parametrize("drop", [0.0, 1.0])
+def test_a_turn_that_does_not_end_after_its_call_is_counted(drop):
+    cut = call().removesuffix(END) + "</tool_call></tool_call>"
+    rollout = play(cut, call(10, 10, 200, 200), ANSWER, drop=drop)
+    assert [c.status for c in rollout.calls] == [CallStatus.OK, CallStatus.OK]
+    assert validity_counts(rollout)["unended_turn"] == 1
+    assert validity_counts(play(call(), ANSWER, drop=drop))["unended_turn"] == 0
+
+
+def test_a_call_that_is_cut_itself_counts_as_refused_alone():
+    counts = validity_counts(play('<tool_call>{"name":"Crop', call(), ANSWER))
+    assert (counts["refused_call"], counts["unended_turn"]) == (1, 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
-from reframe_vl.types import CallStatus, Rollout, Termination
+from reframe_vl.tools.base import Reason
+from reframe_vl.types import CallStatus, Provenance, Rollout, Termination
 
 _CUT = frozenset(
     {
@@ -26,8 +28,10 @@ class ValidityWeights:
         no_answer: A last turn without an answer, or with an empty one.
         several_answers: More than one answer block in the last turn.
         truncated: Cut by a limit of tokens or turns before an answer.
+        unended_turn: Each turn whose call was read, but which went on to the limit of its length: a
+            policy that need not end its turns forgets how to, and teaches its students the same.
         refusal_streak: Ended after too many refused calls in a row.
-        max_counted: Refused and repeated calls beyond this number cost nothing more.
+        max_counted: Calls and turns beyond this number cost nothing more.
         max_total: The most that a rollout can lose.
     """
 
@@ -37,6 +41,7 @@ class ValidityWeights:
     several_answers: float = 0.5
     truncated: float = 0.5
     refusal_streak: float = 0.5
+    unended_turn: float = 0.1
     max_counted: int = 3
     max_total: float = 1.0
 
@@ -67,7 +72,24 @@ def validity_counts(rollout: Rollout) -> dict[str, int]:
         "several_answers": int(len(rollout.answers) > 1),
         "truncated": int(ending in _CUT),
         "refusal_streak": int(ending is Termination.REFUSAL_STREAK),
+        "unended_turn": _unended_turns(rollout),
     }
+
+
+def _unended_turns(rollout: Rollout) -> int:
+    """Turns with a call that was read, and that the limit of a turn's length ended."""
+    if not rollout.contexts:
+        return 0
+    # The last context shows all turns, those before a drop too.
+    spans = rollout.contexts[-1].spans
+    cut = sum(
+        span.provenance is Provenance.SAMPLED
+        and after.provenance is Provenance.OBSERVED
+        and span.token_ids[-1] not in rollout.sampling.stop_ids
+        for span, after in pairwise(spans)
+    )
+    # A call that was cut itself is charged as a refused one.
+    return cut - sum(call.reason == Reason.TRUNCATED_CALL for call in rollout.calls)
 
 
 def validity_penalty(rollout: Rollout, weights: ValidityWeights) -> float:
