@@ -84,7 +84,7 @@ def build(family: str, checkpointing: bool, hidden: int = 256) -> Any:
     return VisionLanguageModel(model, maker).train()
 
 
-def contexts(model: Any, prefix: int, suffix: int, group: int) -> list[Any]:
+def contexts(model: Any, prefix: int, suffix: int, group: int, image: int = IMAGE) -> list[Any]:
     """A group whose prompt is half an image and half text."""
     from reframe_vl.types import Context, Provenance, Span
 
@@ -96,7 +96,7 @@ def contexts(model: Any, prefix: int, suffix: int, group: int) -> list[Any]:
         return tuple(int(t) for t in rng.integers(0, 1900, count))
 
     prompt = Span(
-        Provenance.PROMPT, (*words(prefix - view.num_tokens - 1), IMAGE, *words(1)), views=(view,)
+        Provenance.PROMPT, (*words(prefix - view.num_tokens - 1), image, *words(1)), views=(view,)
     )
     tails = [words(suffix) for _ in range(group)]
     return [

@@ -83,8 +83,8 @@ MEASURES = {
 }
 
 
-def write_model(folder: Path) -> list[int]:
-    """Random weights of hidden size 256 in a folder that both sides load.
+def write_model(folder: Path, hidden: int = 256) -> list[int]:
+    """Random weights in a folder that both sides load.
 
     Returns:
         The ids that may not be sampled: special tokens and those that stand for nothing.
@@ -95,7 +95,7 @@ def write_model(folder: Path) -> list[int]:
     from reframe_vl.mini.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
     tokenizer = build_tokenizer()
-    wrapped = build("qwen3_vl", checkpointing=False)
+    wrapped = build("qwen3_vl", checkpointing=False, hidden=hidden)
     model, maker = wrapped.base, wrapped.view_maker
     ids = tokenizer.get_vocab()
     model.config.image_token_id = ids["<|image_pad|>"]
