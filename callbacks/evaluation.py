@@ -16,7 +16,7 @@ from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results
 from reframe_vl.rollout.settings import RolloutSettings
-from reframe_vl.tools.base import Tool
+from reframe_vl.tools.base import Tool, close_tools
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,16 @@ class EvaluationCallback(Callback):
         step = trainer.current_epoch + 1
         if self.every and step % self.every == 0:
             self._evaluate(trainer, pl_module, step)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Stops the tools."""
+        close_tools(self.tools)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Stops them also where training fails."""
+        close_tools(self.tools)
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):

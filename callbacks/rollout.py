@@ -18,7 +18,7 @@ from reframe_vl.rollout.gate import Gate
 from reframe_vl.rollout.prompt import prompt_tokens
 from reframe_vl.rollout.settings import RolloutSettings, make_environment
 from reframe_vl.schedules import Constant
-from reframe_vl.tools.base import Tool
+from reframe_vl.tools.base import Tool, close_tools
 from reframe_vl.types import Rollout, RolloutGroup, Sample
 
 Scorer = Callable[[Rollout, Sample, float], None]
@@ -114,16 +114,18 @@ class RolloutCallback(Callback):
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stops the engine."""
+        """Stops the engine and the tools."""
         self._stop()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Stops the engine also where training fails."""
+        """Stops them also where training fails."""
         self._stop()
 
     def _stop(self) -> None:
+        # First: a call that still runs ends with its tool.
+        close_tools(self.tools)
         if self.collector is not None:
             self.collector.engine.close()
             self.collector.loop.stop()

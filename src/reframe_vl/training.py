@@ -29,6 +29,7 @@ from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
 from reframe_vl.policy.loading import Policy
+from reframe_vl.tools.base import close_tools
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +130,14 @@ def evaluate(cfg: DictConfig, policy: Policy, base: Policy | None, path: Path) -
     data: SampleDataModule = instantiate(cfg.data)
     samples, conflict = data.evaluation_samples(), data.conflict_samples()
     logger.info("Evaluating on %d items", len(samples))
-    played = [
-        evaluate_policy(p, settings, tools, samples, conflict, cfg.evaluation.arms)
-        for p in (policy, base)
-        if p is not None
-    ]
+    try:
+        played = [
+            evaluate_policy(p, settings, tools, samples, conflict, cfg.evaluation.arms)
+            for p in (policy, base)
+            if p is not None
+        ]
+    finally:
+        close_tools(tools)
     report = results(*played)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(report, indent=2) + "\n")

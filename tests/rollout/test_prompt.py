@@ -98,3 +98,18 @@ def test_a_native_video_is_refused_where_there_is_none():
         # Images and frames need no form of videos.
         build_prompt(sample(), *parts, maker, tools, settings)
         build_prompt(asked, *parts, maker, tools, PromptSettings())
+
+
+@pytest.mark.parametrize("video_as", ["frames", "video"])
+def test_of_a_video_on_demand_only_facts_are_told(video_as, monkeypatch):
+    monkeypatch.setattr(GreyVideo, "look", lambda *_: pytest.fail("pixels were read"))
+    asked = video_sample("v", (1,) * 5, ((0,),), 1)
+    settings = PromptSettings(on_demand_video=True, video_as=video_as, frame_hint=False)
+    parts = (codec_for("qwen3_vl"), Encoder(tokenizer()), view_maker(), [SelectFrames()], settings)
+    built = build_prompt(asked, *parts)
+    assert not built.full.views and built.full == built.text_only
+    assert prompt_tokens(asked, *parts) == (len(built.full), 0)
+    text = PARTS[1].decode(built.full.token_ids)
+    assert "The video lasts 5.0 s: 5 frames of 32x32 pixels, 1 a second." in text
+    image = build_prompt(sample(), *parts)
+    assert image.full.views and "lasts" not in PARTS[1].decode(image.full.token_ids)

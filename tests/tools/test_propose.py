@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from reframe_vl.tools.base import ProposedCall, Reason, Refusal, Scene, propose
 from reframe_vl.tools.coordinates import CoordinateFrame
+from reframe_vl.tools.crop_image import CropImage
 from reframe_vl.tools.registry import default_tools
+from reframe_vl.tools.select_frames import SelectFrames
 from reframe_vl.types import Modality
 
 IMAGE = Scene(Modality.IMAGE, (640, 480), (320, 240), CoordinateFrame.GRID_1000)
@@ -57,6 +59,15 @@ def test_tool_of_the_other_modality_is_refused() -> None:
 def test_a03_arguments_that_are_no_mapping_never_reach_the_tool(arguments: Any) -> None:
     refusal = refused(ProposedCall("CropImage", arguments))
     assert refusal.reason is Reason.ARGUMENTS_NOT_MAPPING
+
+
+def test_tools_of_one_name_are_told_apart_by_their_modality() -> None:
+    class FramesAsCrop(SelectFrames):
+        name = "CropImage"
+
+    call = ProposedCall("CropImage", {"bbox_2d": [0, 0, 500, 500]})
+    outcome = propose(call, [FramesAsCrop(), CropImage()], IMAGE)
+    assert not isinstance(outcome, Refusal) and isinstance(outcome[0], CropImage)
 
 
 def test_default_tools_are_of_their_modality() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reframe_vl.tools.base import ProposedCall, Reason, Refusal, Scene, propose
+from reframe_vl.tools.base import ProposedCall, Reason, Refusal, Scene, ToolResult, propose
 from reframe_vl.tools.codec import codec_for
 from reframe_vl.tools.coordinates import CoordinateFrame
-from reframe_vl.tools.python_exec import PythonRequest, PythonResult, PythonTool
+from reframe_vl.tools.python_exec import PythonRequest, PythonTool
 from reframe_vl.types import RGB, Box, Evidence, ImageMedia, Modality
 
 pytestmark = pytest.mark.skipif(
@@ -40,10 +40,8 @@ def request(tool: PythonTool, code: Any) -> PythonRequest:
     return checked
 
 
-def run(tool: PythonTool, code: str) -> PythonResult:
-    result = tool.run(request(tool, code), Ramp(), 10_000)
-    assert isinstance(result, PythonResult)
-    return result
+def run(tool: PythonTool, code: str) -> ToolResult:
+    return tool.run(request(tool, code), Ramp(), 10_000)
 
 
 def test_calls_of_a_session_share_variables_and_sessions_share_none(tool: PythonTool) -> None:

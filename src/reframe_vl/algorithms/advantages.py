@@ -52,7 +52,7 @@ def group_advantages(
             "marked as scorable. Let the reward return None where it cannot score a rollout."
         )
     advantages_G = torch.zeros(rewards_G.shape, dtype=torch.float32, device=rewards_G.device)
-    if len(rewards_N) < 2 or _all_equal(rewards_N):
+    if len(rewards_N) < 2 or all_equal(rewards_N):
         return advantages_G
     centred_N = rewards_N - rewards_N.mean()
     match scale:
@@ -98,6 +98,7 @@ def drop_subgroup_advantages(
     return torch.where(dropped_G, lost_G, kept_G)
 
 
-def _all_equal(rewards_N: Float[Tensor, "N"]) -> bool:
+def all_equal(rewards_N: Float[Tensor, "N"]) -> bool:
+    """Whether rewards differ by rounding at most; there must be one."""
     low, high = rewards_N.aminmax()
     return bool(high - low <= _EQUAL_REWARDS * rewards_N.abs().max())

@@ -3,8 +3,8 @@
 With ``subgroups=False``, no drop and a reward of answer and validity alone it is outcome-based
 GRPO, the baseline. The step reads from top to bottom:
 
-    groups -> advantages -> token weights -> micro-batches        (prepare)
-    log-probs -> clipped surrogate (+ KL)                         (training_step)
+    groups -> advantages (-> selection) -> token weights -> micro-batches        (prepare)
+    log-probs -> clipped surrogate (+ KL)                                        (training_step)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from reframe_vl.algorithms.losses import (
     policy_gradient_loss,
 )
 from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.algorithms.selection import Selection, overran
 from reframe_vl.policy.score import score
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
 
@@ -53,6 +54,7 @@ class GRPOSettings:
         importance_band: For ``masked``.
         updates: U, optimiser updates of one step's rollouts.
         entropy: Also log the policy's entropy at trained tokens.
+        selection: Train some of a step's groups only (PyVision-RL); None trains all.
     """
 
     subgroups: bool = True
@@ -69,6 +71,7 @@ class GRPOSettings:
     importance_band: tuple[float, float] = (0.5, 2.0)
     updates: int = 1
     entropy: bool = True
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         if self.updates < 1:
@@ -87,6 +90,7 @@ class GDGRPO(PolicyModule):
         """Takes the loss's settings; the rest goes to :class:`PolicyModule`."""
         super().__init__(**kwargs)
         self.settings = settings or GRPOSettings()
+        self._selected: dict[str, float] = {}
 
     @property
     def num_updates(self) -> int:
@@ -102,6 +106,8 @@ class GDGRPO(PolicyModule):
         """Advantages and micro-batches of one step."""
         for group in groups:
             self._assign_advantages(group)
+        if self.settings.selection:
+            self._selected = self.settings.selection.apply(groups, self.trainer.world_size)
         sampling = groups[0].rollouts[0].sampling
         plan = BatchPlan(
             self.num_updates,
@@ -164,8 +170,11 @@ class GDGRPO(PolicyModule):
     def _assign_advantages(self, group: RolloutGroup) -> None:
         rollouts = group.rollouts
         rewards_G = torch.tensor([r.reward if r.reward is not None else 0.0 for r in rollouts])
-        scorable_G = torch.tensor([r.reward is not None for r in rollouts])
         settings = self.settings
+        scorable = [
+            r.reward is not None and not (settings.selection and overran(r)) for r in rollouts
+        ]
+        scorable_G = torch.tensor(scorable)
         if settings.subgroups:
             dropped_G = torch.tensor([r.drop_assigned for r in rollouts])
             advantages_G = drop_subgroup_advantages(
@@ -179,8 +188,19 @@ class GDGRPO(PolicyModule):
             advantages_G = group_advantages(
                 rewards_G, scorable_G, scale=settings.scale, eps=settings.advantage_eps
             )
-        for rollout, advantage in zip(rollouts, advantages_G.tolist(), strict=True):
-            rollout.advantage = None if rollout.reward is None else advantage
+        for rollout, known, advantage in zip(
+            rollouts, scorable, advantages_G.tolist(), strict=True
+        ):
+            rollout.advantage = advantage if known else None
+
+    def on_train_epoch_end(self) -> None:
+        """Logs the step's metrics, and what was selected."""
+        super().on_train_epoch_end()
+        self.log_dict(
+            {f"selection/{name}": value for name, value in self._selected.items()},
+            batch_size=1,
+            sync_dist=self.trainer.world_size > 1,
+        )
 
     def _score_before_updates(self, batch: MicroBatch) -> None:
         contexts = [item.context for item in batch.items]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from reframe_vl.evaluation.outcomes import LeftOut
 from reframe_vl.rollout.episode import ToolRunner
 from reframe_vl.rollout.prompt import Prompt
-from reframe_vl.tools.base import Refusal, Scene, Tool, ToolRequest, ToolResult
+from reframe_vl.tools.base import Refusal, Scene, StatefulTool, Tool, ToolRequest, ToolResult
 from reframe_vl.types import Box, Evidence, Media, Sample
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,8 @@ class ForcedCalls:
             calls = [
                 (tool, arguments)
                 for tool in self.tools
-                if tool.modality is sample.modality
+                # What code shows cannot be replaced by a control of equal size.
+                if tool.modality is sample.modality and not isinstance(tool, StatefulTool)
                 for arguments in tool.canonical(evidence, prompt.scene)
             ]
         except ValueError as error:

@@ -195,7 +195,8 @@ class Evaluator:
         score nothing are not played: they leave all arms anyway.
         """
         plan = Plan(step=0, num_rollouts=1, sampling=self._sampling_without_calls)
-        prompts = replace(self.prompts, show_tools=False)
+        # A video that the tools alone could see is shown here, in as many tokens as they took.
+        prompts = replace(self.prompts, show_tools=False, on_demand_video=False)
         judged: dict[str, Outcome | LeftOut] = {}
         for modality in Modality:
             scored = [
@@ -282,7 +283,7 @@ def matched_views(
         tokens: To match, one image or temporal patch.
     """
     # Less a rounding error of the mean.
-    side = math.ceil(math.sqrt(tokens) - 1e-6) * view_maker.factor
+    side = max(math.ceil(math.sqrt(tokens) - 1e-6), 1) * view_maker.factor
     budget = max(side**2, max_pixels or view_maker.max_pixels)
     limit = max(budget, view_maker.max_pixels)
     return replace(view_maker, min_pixels=side**2, max_pixels=limit), budget

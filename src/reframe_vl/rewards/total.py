@@ -1,4 +1,7 @@
-"""``R = R_ans + w_call f(p) R_call + lambda_obs R_obs - R_pen`` of docs/method.md, 1.1."""
+"""``R = R_ans + w_call f(p) R_call + lambda_obs R_obs - R_pen`` of docs/method.md, 1.1.
+
+PyVision-RL's ``R = R_acc + 0.1 n_tc 1[R_acc = 1]`` (1.4) is the first term and one more.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 from reframe_vl.rewards.answer import answer_reward
 from reframe_vl.rewards.call import CallTable, call_reward
 from reframe_vl.rewards.grounding import grounding_reward
+from reframe_vl.rewards.tool_use import tool_use_reward
 from reframe_vl.rewards.validity import ValidityWeights, validity_penalty
 from reframe_vl.schedules import call_decay
 from reframe_vl.types import Rollout, Sample
@@ -22,6 +26,7 @@ class RewardWeights:
         kappa: How fast R_call decays; 0 is a straight line.
         grounding: lambda_obs.
         penalty: The weight of R_pen as a whole.
+        tool_use: What each call behind a right answer is worth (PyVision-RL).
         validity: The entries of R_pen.
         call_table: The values of R_call.
     """
@@ -30,11 +35,12 @@ class RewardWeights:
     kappa: float = 3.0
     grounding: float = 0.5
     penalty: float = 1.0
+    tool_use: float = 0.0
     validity: ValidityWeights = field(default_factory=ValidityWeights)
     call_table: CallTable = field(default_factory=CallTable)
 
     def __post_init__(self) -> None:
-        for name in ("call", "kappa", "grounding", "penalty"):
+        for name in ("call", "kappa", "grounding", "penalty", "tool_use"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
@@ -59,7 +65,8 @@ def score(
         progress: p in [0, 1].
 
     Returns:
-        ``{"answer", "call", "grounding", "penalty"}`` and R.
+        ``{"answer", "call", "grounding", "penalty"}``, with ``"tool_use"`` where it has a weight,
+        and R.
     """
     components = {
         "answer": answer_reward(rollout, sample),
@@ -67,6 +74,8 @@ def score(
         "grounding": grounding_reward(rollout, sample),
         "penalty": validity_penalty(rollout, weights.validity) if rollout.played else None,
     }
+    if weights.tool_use:
+        components["tool_use"] = tool_use_reward(rollout, components["answer"])
     if components["answer"] is None:
         return components, None
     factors = {
@@ -74,6 +83,7 @@ def score(
         "call": weights.call * call_decay(progress, weights.kappa),
         "grounding": weights.grounding,
         "penalty": -weights.penalty,
+        "tool_use": weights.tool_use,
     }
     total = sum(factors[name] * value for name, value in components.items() if value is not None)
     return components, total

@@ -70,13 +70,17 @@ class Encoder:
             )
         return token_id
 
-    def cut(self, text: str, max_tokens: int) -> str:
-        """A tool's words, cut after ``max_tokens`` tokens.
+    def cut(self, text: str, max_tokens: int, keep_end: bool = False) -> str:
+        """A tool's words, of which the first ``max_tokens`` tokens are kept, or the last.
 
         A limit in characters would admit several times as many tokens of digits or of CJK text.
         """
         ids = self._tokenise_quoted(text)
-        return text if len(ids) <= max_tokens else f"{self.decode(ids[:max_tokens])}..."
+        if len(ids) <= max_tokens:
+            return text
+        if keep_end:
+            return f"...{self.decode(ids[-max_tokens:])}"
+        return f"{self.decode(ids[:max_tokens])}..."
 
     def tokens_before(self, token_ids: Sequence[int], position: int) -> int:
         """How many of the first tokens lie wholly before a character of the ids' text."""

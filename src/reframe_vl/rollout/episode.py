@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,10 +17,13 @@ from reframe_vl.tools.base import (
     ProposedCall,
     Reason,
     Refusal,
+    StatefulTool,
     Tool,
     ToolRequest,
     ToolResult,
+    ToolUnavailableError,
     propose,
+    sessions,
 )
 from reframe_vl.tools.codec import Codec
 from reframe_vl.types import (
@@ -122,12 +126,14 @@ class Episode:
         self._contexts = [Context([self.prompt.full])]
 
     async def run(self, engine: Engine, session: str) -> Rollout:
-        """Plays the episode; the engine's failure ends it unscored, with its message."""
+        """Plays the episode; a failure of engine or sandbox ends it unscored, with its message."""
         error = ""
-        try:
-            termination = self._force_calls() or await self._play(engine, session)
-        except EngineError as failure:
-            termination, error = Termination.ERROR, str(failure)
+        with sessions(self.environment.tools, self.sample.media) as tools:
+            self.environment = replace(self.environment, tools=tools)
+            try:
+                termination = await self._force_calls() or await self._play(engine, session)
+            except (EngineError, ToolUnavailableError) as failure:
+                termination, error = Termination.ERROR, str(failure)
         return Rollout(
             key=self.key,
             contexts=self._contexts,
@@ -168,12 +174,12 @@ class Episode:
                 start = parsed.call_start or 0
                 before = self.environment.encoder.tokens_before(turn.token_ids, start)
                 if self.gate.gate.repair:
-                    ended = self._repair(item, outcome, checked, turn, before, text[start:])
+                    ended = await self._repair(item, outcome, checked, turn, before, text[start:])
                 else:
                     self._branch(item, turn, before)
-                    ended = self._answer_call(outcome, checked, truncated)
+                    ended = await self._answer_call(outcome, checked, truncated)
             else:
-                ended = self._answer_call(outcome, checked, truncated)
+                ended = await self._answer_call(outcome, checked, truncated)
             if ended is not None:
                 return ended
 
@@ -182,7 +188,7 @@ class Episode:
             return Termination.ANSWERED
         return Termination.TRUNCATED if truncated else Termination.NO_ANSWER
 
-    def _answer_call(
+    async def _answer_call(
         self,
         outcome: ProposedCall | Refusal,
         checked: tuple[Tool, ToolRequest] | Refusal,
@@ -201,7 +207,7 @@ class Episode:
                 return Termination.REFUSAL_STREAK
             return self._observe([self._words(checked.message)], truncated)
         tool, request = checked
-        return self._execute(tool, request, arguments, truncated)
+        return await self._execute(tool, request, arguments, truncated)
 
     def _check(self, call: ProposedCall) -> tuple[Tool, ToolRequest] | Refusal:
         if not self.environment.tools_on:
@@ -212,7 +218,7 @@ class Episode:
 
     # ------------------------------------------------------------------ gate
 
-    def _repair(
+    async def _repair(
         self,
         item: Item,
         outcome: ProposedCall | Refusal,
@@ -241,7 +247,7 @@ class Episode:
         name, arguments = _as_written(outcome)
         reason = checked.reason if isinstance(checked, Refusal) else BELOW_THRESHOLD
         self._record(name, arguments, CallStatus.REPLACED, reason=reason, proposal=proposal)
-        return self._inject(item.tool, item.arguments, item)
+        return await self._inject(item.tool, item.arguments, item)
 
     def _branch(self, item: Item, turn: Generation, before: int) -> None:
         """Keeps the canonical call beside the rollout, which goes on with its own."""
@@ -256,7 +262,7 @@ class Episode:
         text = self.environment.codec.render_call(tool.name, arguments)
         return self.environment.encoder.span([Markup(text)], Provenance.INJECTED)
 
-    def _inject(
+    async def _inject(
         self, tool: Tool, arguments: dict[str, Any], item: Item | None = None
     ) -> Termination | None:
         """Writes a call of the environment's and executes it."""
@@ -267,19 +273,21 @@ class Episode:
                 f"The canonical call {arguments} of sample {self.sample.id} is refused "
                 f"({request.reason}): rebuild its record's evidence."
             )
-        return self._execute(tool, request, arguments, truncated=False, by_gate=True, item=item)
+        return await self._execute(
+            tool, request, arguments, truncated=False, by_gate=True, item=item
+        )
 
     # ------------------------------------------------------------------ calls
 
-    def _force_calls(self) -> Termination | None:
+    async def _force_calls(self) -> Termination | None:
         """Writes the calls that every model is made to make, and shows what they return."""
         for tool, arguments in self.forced:
-            ended = self._inject(tool, arguments)
+            ended = await self._inject(tool, arguments)
             if ended is not None:
                 return ended
         return None
 
-    def _execute(
+    async def _execute(
         self,
         tool: Tool,
         request: ToolRequest,
@@ -290,7 +298,7 @@ class Episode:
     ) -> Termination | None:
         known = self._results.get(request.identity)
         try:
-            result = known or self.environment.run_tool(tool, request, self.sample.media)
+            result = known or await self._run(tool, request)
             parts = self._show(result)
         except (MediaError, ViewError, OSError) as failure:
             self._record(
@@ -299,7 +307,8 @@ class Episode:
             return self._observe([self._words(f"The tool failed: {failure}")], truncated)
         if known:
             parts = [self._words(REPEATED_NOTE), *parts]
-        self._results[request.identity] = result
+        if not result.failed:
+            self._results[request.identity] = result
         if self.gate:
             self.gate.executed(request)
             if item:
@@ -309,11 +318,19 @@ class Episode:
             arguments,
             CallStatus.REPEATED if known else CallStatus.OK,
             result=result,
+            reason=Reason.CODE_RAISED if result.failed else "",
             coercions=request.coercions,
             by_gate=by_gate,
         )
-        first_success = not known and len(self._results) == 1
+        first_success = not (known or result.failed) and len(self._results) == 1
         return self._observe(parts, truncated, drop=self.drop and first_success)
+
+    async def _run(self, tool: Tool, request: ToolRequest) -> ToolResult:
+        run_tool, media = self.environment.run_tool, self.sample.media
+        if isinstance(tool, StatefulTool):
+            # The other episodes of the loop go on, however long it takes.
+            return await asyncio.to_thread(run_tool, tool, request, media)
+        return run_tool(tool, request, media)
 
     def _show(self, result: ToolResult) -> list[Part]:
         budget = self.environment.budget.tool_view_pixels
@@ -331,6 +348,9 @@ class Episode:
                 ),
             )
         parts: list[Part] = []
+        if result.text:
+            # A traceback says at its end what is wrong.
+            parts.append(self._words(result.text, keep_end=result.failed))
         for image in result.images:
             if image.caption:
                 parts.append(self._words(image.caption))
@@ -366,10 +386,9 @@ class Episode:
 
     # ------------------------------------------------------------------ observations
 
-    def _words(self, text: str) -> Quoted:
-        return Quoted(
-            self.environment.encoder.cut(text, self.environment.budget.max_tool_text_tokens)
-        )
+    def _words(self, text: str, keep_end: bool = False) -> Quoted:
+        limit = self.environment.budget.max_tool_text_tokens
+        return Quoted(self.environment.encoder.cut(text, limit, keep_end))
 
     def _observe(
         self, parts: Sequence[Part], truncated: bool, drop: bool = False

@@ -2,7 +2,8 @@
 
 At every call the gate looks for the evidence item, among those not acquired yet, that the call
 overlaps most. An invalid call, or one that overlaps it too little, gives way to the item's
-canonical call. A rollout on a sample without evidence, or that never calls, is left alone.
+canonical call. A rollout on a sample without evidence, or that never calls, is left alone, and so
+are calls of tools that keep state: code has no place to compare.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from reframe_vl.rewards.grounding import box_reward, frame_reward
 from reframe_vl.rollout.prompt import Prompt
-from reframe_vl.tools.base import Refusal, Tool, ToolRequest
+from reframe_vl.tools.base import Refusal, StatefulTool, Tool, ToolRequest
 from reframe_vl.types import Box, Evidence, Sample
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def evidence_items(sample: Sample, prompt: Prompt, tools: Sequence[Tool]) -> lis
     evidence = sample.evidence or Evidence()
     items: list[Item] = []
     for tool in tools:
-        if tool.modality is not sample.modality:
+        if tool.modality is not sample.modality or isinstance(tool, StatefulTool):
             continue
         try:
             calls = tool.canonical(evidence, prompt.scene)
@@ -109,6 +110,8 @@ class GateWatch:
 
     def intervene(self, checked: tuple[Tool, ToolRequest] | Refusal) -> Item | None:
         """The item whose canonical call takes this call's place; None lets it stand."""
+        if not isinstance(checked, Refusal) and isinstance(checked[0], StatefulTool):
+            return None
         self._calls += 1
         gate = self.gate
         if gate.first_call_only and self._calls > 1:

@@ -31,7 +31,7 @@ class Prompt:
     """The prompt of a sample, with and without its original visual input.
 
     Attributes:
-        full: With the media.
+        full: With the media, unless they are in the tools' hands alone.
         text_only: What remains of it once the original visual input was dropped.
         scene: What tool calls are checked against.
         native_video: Frames that a tool returns are shown as a video, not one by one.
@@ -59,6 +59,8 @@ class PromptSettings:
         video_as: How frames are fed, those of a video's first view and those that a tool returns:
             each as a still image after its time (``frames``), or as a video in the family's native
             form (``video``).
+        on_demand_video: Show no frames of a video and say what it is like: what the policy wants
+            to see it has to ask its tools for (docs/method.md, 1.4).
     """
 
     system: str = ""
@@ -70,6 +72,7 @@ class PromptSettings:
     reorder_reversed: bool = False
     frame_hint: bool = True
     video_as: VideoAs = "frames"
+    on_demand_video: bool = False
 
     def __post_init__(self) -> None:
         if self.video_as not in get_args(VideoAs):
@@ -93,12 +96,12 @@ def build_prompt(
     media_parts = _media_parts(
         sample.media, codec, view_maker, settings, _look(sample.media, view_maker, settings)
     )
-    first = next(part for part in media_parts if isinstance(part, View))
+    first = next((part for part in media_parts if isinstance(part, View)), None)
     system = _system_text(sample, codec, tools, settings)
     scene = Scene.of(
         sample,
         codec.frame,
-        _size(first, view_maker),
+        _size(first, view_maker) if first else sample.media.size,
         min_side=settings.min_side,
         max_frames=settings.max_frames,
         reorder_reversed=settings.reorder_reversed,
@@ -170,13 +173,15 @@ def _media_parts(
     settings: PromptSettings,
     view: Callable[[range], View],
 ) -> list[Part]:
-    """The media as views, those of a video after their times.
+    """The media as views, those of a video after their times; none of a video on demand.
 
     Args:
         view: Makes the one view of some frames; an image is its only frame.
     """
     if not isinstance(media, VideoMedia):
         return [view(range(1))]
+    if settings.on_demand_video:
+        return []
     if _is_native(media, settings):
         return native_video(codec, view_maker, media.timestamps_s, view)
     return _timed_parts(media.timestamps_s, 1, view)
@@ -225,7 +230,7 @@ def _look(media: Media, view_maker: ViewMaker, settings: PromptSettings) -> Call
         return lambda _: whole
     budget = settings.frame_pixels or view_maker.max_pixels
     times = media.timestamps_s
-    pixels = media.look(range(len(times)), budget)
+    pixels = [] if settings.on_demand_video else media.look(range(len(times)), budget)
     if not _is_native(media, settings):
         return lambda frames: view_maker.view(pixels[frames[0]], budget)
     return lambda frames: view_maker.video(
@@ -248,4 +253,18 @@ def _system_text(
 def _question_text(scene: Scene, sample: Sample, settings: PromptSettings) -> str:
     hint = f"{frame_range(scene)}\n" if scene.num_frames and settings.frame_hint else ""
     lettered = [f"\n{chr(65 + i)}. {text}" for i, text in enumerate(sample.options)]
-    return hint + sample.question + "".join(lettered)
+    facts = ""
+    if isinstance(sample.media, VideoMedia) and settings.on_demand_video:
+        facts = f"{_facts(sample.media)}\n"
+    return facts + hint + sample.question + "".join(lettered)
+
+
+def _facts(video: VideoMedia) -> str:
+    """What is said of a video that is not shown."""
+    times, (width, height) = video.timestamps_s, video.size
+    seconds = times[-1] - times[0]
+    fps = (len(times) - 1) / seconds if seconds > 0 else 1.0
+    return (
+        f"The video lasts {seconds + 1 / fps:.1f} s: {len(times)} frames of {width}x{height} "
+        f"pixels, {fps:.3g} a second."
+    )

@@ -137,7 +137,7 @@ def read_rollouts(path: Path, images: bool = True) -> list[RolloutGroup]:
 
     @cache
     def load(view: View) -> View:
-        return _load_view(view, path)
+        return load_view(view, path)
 
     def view(field: Field) -> View:
         read = read_view(field)
@@ -145,7 +145,7 @@ def read_rollouts(path: Path, images: bool = True) -> list[RolloutGroup]:
 
     groups: dict[int, tuple[Any, RolloutGroup]] = {}
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
-        line = _parse(text, f"{path}, line {number}")
+        line = parse_line(text, f"{path}, line {number}")
         index, sample = line["group"].whole(), line["sample"]
         if index not in groups:
             groups[index] = (sample.value, RolloutGroup(read_sample(sample), []))
@@ -156,7 +156,12 @@ def read_rollouts(path: Path, images: bool = True) -> list[RolloutGroup]:
     return [group for _, group in groups.values()]
 
 
-def _parse(text: bytes, place: str) -> Field:
+def parse_line(text: bytes, place: str) -> Field:
+    """A line of a step's file.
+
+    Raises:
+        RecordError: It is not strict JSON.
+    """
     try:
         return Field(json.loads(text, parse_constant=_refuse_constant), place)
     except ValueError as error:
@@ -171,7 +176,12 @@ def _image_file(folder: Path, name: str) -> Path:
     return folder / _IMAGES / name[:2] / f"{name}.png"
 
 
-def _load_view(view: View, step_file: Path) -> View:
+def load_view(view: View, step_file: Path) -> View:
+    """A view with its pixels, from the images beside its step's file.
+
+    Raises:
+        RecordError: The image is missing or damaged.
+    """
     path = _image_file(step_file.parent, view.hash)
     try:
         with Image.open(path) as image:

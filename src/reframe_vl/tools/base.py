@@ -7,7 +7,8 @@ with a call is a :class:`Refusal`, a value and never an exception: a policy may 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -52,6 +53,9 @@ class Reason(StrEnum):
     TOO_MANY_FRAMES = "too_many_frames"
     # The tool's fault, not the model's.
     TOOL_FAILED = "tool_failed"
+    # Of a call that was executed.
+    CODE_RAISED = "code_raised"
+    """The model's own code raised or was stopped; what is shown of it is the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +172,22 @@ class ToolImage:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returns: images, and where in the original media they are from."""
+    """What a tool returns: images, and where in the original media they are from.
+
+    Attributes:
+        text: Stands before the images.
+        failed: The model's own code raised, or was stopped: it ran, but did not succeed.
+    """
 
     images: tuple[ToolImage, ...]
     boxes: tuple[Box, ...] = ()
     frames: tuple[int, ...] = ()
+    text: str = ""
+    failed: bool = False
+
+
+class ToolUnavailableError(RuntimeError):
+    """What a tool runs on cannot be had: the rollout is not scorable, and nobody erred."""
 
 
 @runtime_checkable
@@ -204,21 +219,54 @@ class Tool(Protocol):
         """
 
 
+@runtime_checkable
+class StatefulTool(Tool, Protocol):
+    """A tool whose calls in a rollout build on each other, and may take long.
+
+    Calls run in threads, so that several may look at one sample's media at once. A call raises
+    :class:`ToolUnavailableError` where the tool has nothing to run on.
+    """
+
+    def session(self, media: Media) -> AbstractContextManager[Tool]:
+        """The tool for one rollout on these media."""
+
+    def close(self) -> None:
+        """Ends what the tool started; it may be closed twice, and not used afterwards."""
+
+
+@contextmanager
+def sessions(tools: Sequence[Tool], media: Media) -> Iterator[list[Tool]]:
+    """The tools for one rollout: those that keep state, each in a session of its own."""
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(tool.session(media)) if isinstance(tool, StatefulTool) else tool
+            for tool in tools
+        ]
+
+
+def close_tools(tools: Sequence[Tool]) -> None:
+    """Ends what the tools started."""
+    for tool in tools:
+        if isinstance(tool, StatefulTool):
+            tool.close()
+
+
 def propose(
     call: ProposedCall, tools: Sequence[Tool], scene: Scene
 ) -> tuple[Tool, ToolRequest] | Refusal:
     """Finds the called tool and checks the call against the scene."""
-    valid = " and ".join(tool.name for tool in tools if tool.modality is scene.modality) or "none"
-    tool = next((tool for tool in tools if tool.name == call.name), None)
+    usable = [tool for tool in tools if tool.modality is scene.modality]
+    valid = " and ".join(tool.name for tool in usable) or "none"
+    tool = next((tool for tool in usable if tool.name == call.name), None)
     if tool is None:
+        if other := next((tool for tool in tools if tool.name == call.name), None):
+            return Refusal(
+                Reason.WRONG_MODALITY,
+                f"{other.name} works on a {other.modality}, but the input is a {scene.modality}. "
+                f"Tools to call: {valid}.",
+            )
         return Refusal(
             Reason.UNKNOWN_TOOL, f"There is no tool {shown(call.name)}. Tools to call: {valid}."
-        )
-    if tool.modality is not scene.modality:
-        return Refusal(
-            Reason.WRONG_MODALITY,
-            f"{tool.name} works on a {tool.modality}, but the input is a {scene.modality}. "
-            f"Tools to call: {valid}.",
         )
     if not isinstance(call.arguments, Mapping):
         return Refusal(

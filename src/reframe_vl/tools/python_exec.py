@@ -21,7 +21,7 @@ from reframe_vl.tools.base import (
 from reframe_vl.tools.coordinates import CoordinateFrame
 from reframe_vl.tools.sandbox import Execution, Interpreter, InterpreterLostError
 from reframe_vl.tools.sandbox_pool import SandboxPool
-from reframe_vl.tools.sandbox_process import Limits, Wall
+from reframe_vl.tools.sandbox_process import Limits, SandboxError, Wall
 from reframe_vl.types import RGB, Evidence, ImageMedia, Media, Modality
 
 _MAX_CODE_CHARS = 20_000
@@ -58,19 +58,6 @@ class PythonRequest(ToolRequest):
         return self.once
 
 
-@dataclass(frozen=True, slots=True)
-class PythonResult(ToolResult):
-    """What the code printed and showed.
-
-    Attributes:
-        text: Stands before the images.
-        failed: The code raised, or was stopped.
-    """
-
-    text: str = ""
-    failed: bool = False
-
-
 class PythonSession:
     """The interpreter of one rollout, started when the first code comes."""
 
@@ -80,13 +67,13 @@ class PythonSession:
         self._media = media
         self._interpreter: Interpreter | None = None
         self._fetched = 0
-        self._lost = False
+        self._lost = self._over = False
 
     def run(self, code: str, max_pixels: int) -> Execution:
         """Runs code where the code before it left off; after a loss, in a fresh interpreter.
 
         Raises:
-            SandboxError: No interpreter can be started.
+            SandboxError: No interpreter can be started, or the session is over.
             MediaError: The media cannot be read.
         """
         note = _FRESH if self._lost else ""
@@ -95,6 +82,9 @@ class PythonSession:
         try:
             if self._interpreter is None:
                 self._interpreter = self._pool.take()
+                if self._over:
+                    # While this thread waited; nobody else would end the interpreter.
+                    raise SandboxError("The rollout ended before its code could run.")
                 self._give_media(self._interpreter)
             execution = self._interpreter.run(code, max_pixels, self._fetch)
             finished, self._lost = True, False
@@ -105,11 +95,15 @@ class PythonSession:
             # Also after a failure of ours, which may leave half a message in the pipe.
             if not finished:
                 self._lost = True
-                self.close()
+                self._end()
         return Execution(note + execution.text, execution.images, execution.failed)
 
     def close(self) -> None:
-        """Ends the interpreter."""
+        """Ends the session, also while a call runs in another thread."""
+        self._over = True
+        self._end()
+
+    def _end(self) -> None:
         if self._interpreter is not None:
             self._pool.end(self._interpreter)
             self._interpreter = None
@@ -117,11 +111,16 @@ class PythonSession:
     def _give_media(self, interpreter: Interpreter) -> None:
         limits = self._pool.limits
         if isinstance(self._media, ImageMedia):
-            pixels = self._media.look(None, limits.image_pixels)
+            pixels = self._media.look(None, self._at_most(limits.image_pixels))
             interpreter.give({"images": _sizes([pixels])}, pixels.tobytes())
         else:
             times_s = [float(time) for time in self._media.timestamps_s]
             interpreter.give({"times_s": times_s, "size": list(self._media.size)})
+
+    def _at_most(self, max_pixels: int) -> int:
+        """Media that are drawn as they are looked at would be enlarged to any budget."""
+        width, height = self._media.size
+        return min(max_pixels, width * height)
 
     def _fetch(self, wanted: Any) -> tuple[dict[str, Any], bytes]:
         """Frames of the video for the code, which may ask for anything."""
@@ -138,7 +137,8 @@ class PythonSession:
             return {"error": f"A call may look at {limits.max_frames} frames at most."}, b""
         # Media need not take an index twice.
         distinct = sorted(set(wanted))
-        looked = self._media.look(distinct, limits.frame_pixels) if distinct else []
+        budget = self._at_most(limits.frame_pixels)
+        looked = self._media.look(distinct, budget) if distinct else []
         frames = dict(zip(distinct, looked, strict=True))
         found = [frames[index] for index in wanted]
         return {"sizes": _sizes(found)}, b"".join(frame.tobytes() for frame in found)
@@ -219,7 +219,7 @@ class PythonTool:
         execution = self._session.run(request.code, max_pixels)
         images = tuple(ToolImage(pixels) for pixels in execution.images)
         text = execution.text.strip() or ("" if images else "(The code printed nothing.)")
-        return PythonResult(images, text=text, failed=execution.failed)
+        return ToolResult(images, text=text, failed=execution.failed)
 
     @contextmanager
     def session(self, media: Media) -> Iterator[PythonTool]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
 
+from reframe_vl.tools.base import ToolUnavailableError
 from reframe_vl.tools.sandbox_filter import filter_program
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ _KILL_S = 10.0
 _MAX_STDERR_CHARS = 1_500
 
 
-class SandboxError(RuntimeError):
+class SandboxError(ToolUnavailableError):
     """No interpreter can be started; the message says why, and the remedy."""
 
 

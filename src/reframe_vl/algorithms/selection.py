@@ -1,0 +1,128 @@
+"""Which of a step's rollouts are trained (docs/method.md, 1.4): filter groups, rank, keep some."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from reframe_vl.algorithms.advantages import all_equal
+from reframe_vl.types import Rollout, RolloutGroup, Termination
+
+logger = logging.getLogger(__name__)
+
+Unit: TypeAlias = Literal["group", "rollout"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How many of a step's groups are trained.
+
+    Attributes:
+        keep: B, groups over all ranks; on several ranks each keeps the best of its own.
+        unit: ``group`` keeps groups whole; ``rollout`` keeps B times G single rollouts, in the
+            order of their groups.
+    """
+
+    keep: int
+    unit: Unit = "group"
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"selection.keep is {self.keep}: it must be at least 1.")
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"selection.unit is {self.unit!r}: it must be group or rollout.")
+
+    def apply(self, groups: Sequence[RolloutGroup], num_ranks: int) -> dict[str, float]:
+        """Takes their advantage from all rollouts that are not to be trained.
+
+        Args:
+            groups: Of one size, with advantages; broken rollouts have none.
+            num_ranks: That keep groups.
+
+        Returns:
+            Numbers to log: those of :func:`select`, and ``right_pushed_down``.
+
+        Raises:
+            ValueError: The ranks cannot all keep the same number of groups.
+        """
+        if self.keep % num_ranks:
+            raise ValueError(
+                f"selection.keep is {self.keep}: each of the {num_ranks} ranks keeps the same "
+                f"number of groups, so give a multiple of {num_ranks}."
+            )
+        members = [group.rollouts for group in groups]
+        rewards_PG = torch.tensor([[r.reward or 0.0 for r in group] for group in members])
+        whole_PG = torch.tensor([[r.advantage is not None for r in group] for group in members])
+        kept_PG, numbers = select(rewards_PG, whole_PG, self.keep // num_ranks, self.unit)
+        for group, kept_G in zip(members, kept_PG.tolist(), strict=True):
+            for rollout, kept in zip(group, kept_G, strict=True):
+                rollout.advantage = rollout.advantage if kept else None
+        if not kept_PG.any():
+            logger.warning("Nothing is learned from this step: no group's rewards differ.")
+        return numbers | {"right_pushed_down": right_pushed_down([r for m in members for r in m])}
+
+
+def overran(rollout: Rollout) -> bool:
+    """Whether a rollout was cut because its context was full: broken, like one without a reward."""
+    return rollout.termination in (Termination.MAX_TOKENS, Termination.MAX_VISUAL_TOKENS)
+
+
+def select(
+    rewards_PG: Float[Tensor, "P G"], whole_PG: Bool[Tensor, "P G"], keep: int, unit: Unit
+) -> tuple[Bool[Tensor, "P G"], dict[str, float]]:
+    """Chooses rollouts of the groups whose rewards differ most.
+
+    Groups with fewer than two rollouts that are not broken, or with equal rewards, are dropped. The
+    others are ranked by the population standard deviation of their rewards, equals in order.
+
+    Args:
+        rewards_PG: Those of broken rollouts may be anything.
+        whole_PG: Rollouts that are not broken.
+        keep: Groups to keep.
+        unit: What is counted, see :class:`Selection`.
+
+    Returns:
+        The rollouts to train, and numbers to log: ``broken`` (rollouts), ``too_small`` and
+        ``equal_rewards`` (groups dropped), ``outranked`` (other groups left out), ``kept_groups``,
+        ``kept_rollouts``, and ``shortfall`` (groups that were not there to keep).
+    """
+    stds: dict[int, float] = {}
+    too_small = equal_rewards = 0
+    for number, (rewards_G, whole_G) in enumerate(zip(rewards_PG, whole_PG, strict=True)):
+        rewards_N = rewards_G[whole_G].double()
+        if len(rewards_N) < 2:
+            too_small += 1
+        elif all_equal(rewards_N):
+            equal_rewards += 1
+        else:
+            stds[number] = float(rewards_N.std(correction=0))
+    ranked = sorted(stds, key=lambda number: -stds[number])
+    places = [(number, i) for number in ranked for i in whole_PG[number].nonzero().flatten()]
+    kept_PG = torch.zeros_like(whole_PG)
+    if unit == "group":
+        places = [(number, i) for number, i in places if number in ranked[:keep]]
+    for number, i in places[: keep * whole_PG.shape[1]]:
+        kept_PG[number, i] = True
+    kept_groups = int(kept_PG.any(1).sum())
+    numbers = {
+        "broken": int((~whole_PG).sum()),
+        "too_small": too_small,
+        "equal_rewards": equal_rewards,
+        "outranked": len(ranked) - kept_groups,
+        "kept_groups": kept_groups,
+        "kept_rollouts": int(kept_PG.sum()),
+        "shortfall": max(keep - len(ranked), 0),
+    }
+    return kept_PG, {name: float(number) for name, number in numbers.items()}
+
+
+def right_pushed_down(rollouts: Sequence[Rollout]) -> float:
+    """Of the trained rollouts with a positive reward, the share whose advantage is negative."""
+    signs = [r.advantage < 0 for r in rollouts if r.advantage is not None and (r.reward or 0) > 0]
+    return sum(signs) / len(signs) if signs else 0.0
