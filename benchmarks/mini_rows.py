@@ -38,9 +38,16 @@ PROTOCOL_FILES = (
 the settings of method and training."""
 
 MAKERS = frozenset(
-    {"base_measure.py", "base_training.py", "lessons.py", "make_base.py", "vision_training.py"}
+    {
+        "base_measure.py",
+        "base_training.py",
+        "lessons.py",
+        "make_base.py",
+        "vision_training.py",
+        "verifier.py",
+    }
 )
-"""They made the bases, which are compared themselves."""
+"""They made the bases, which are compared themselves, or build data sets."""
 
 
 class ProtocolError(Exception):

@@ -101,10 +101,11 @@ def _caught(
     mended = [e for e in record.audit if e.verdict == "changed" and e.stage == "diagnose"]
     if not mended:
         return "", ""
-    box = np.array([record.boxes[0].xyxy], np.float64)
-    truth = np.array([made.truth[record.id]], np.float64)
-    is_right = pairwise_iou(box, truth)[0, 0] > 0.9
-    return "diagnose", str(mended[0].reason) if is_right else "wrongly mended"
+    truth = made.truth.get(record.id)
+    if truth is None or not record.boxes:
+        return "diagnose", "wrongly mended"
+    overlap = pairwise_iou(np.array([record.boxes[0].xyxy]), np.array([truth]))[0, 0]
+    return "diagnose", str(mended[0].reason) if overlap > 0.9 else "wrongly mended"
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ from reframe_vl.mini.world import CANVAS_PX, SQUARE_PX, MiniImage, MiniWorld
 from reframe_vl.types import RGB, Box, ImageMedia, Media, Modality, Sample, VideoMedia
 
 SETTINGS = PipelineSettings(
-    looks=LookSettings(image_pixels=4096, frame_pixels=1024, thumbnail_pixels=576),
+    looks=LookSettings(128 * 128, 1024, image_glance_pixels=576, frame_glance_pixels=256),
     diagnose=DiagnoseSettings(scales=(0.5, 2.0), sides=(96, 1000)),
 )
-"""Budgets for canvases of 128 pixels; what is seen at a glance is below a mini policy's first view.
-For videos, whose first view is smaller still, the glance is that view."""
+"""Budgets for canvases of 128 pixels and frames of 32; a glance at an image is below a policy's
+first view, and at a video, which cannot be smaller, it is that view."""
 
 MEANT = {
     "evaluation media": ("pool", "evaluation_media"),
@@ -137,8 +137,9 @@ def _plant(made: Planted, fault: str, index: int, seed: int, rng: np.random.Gene
     video = fault == "unsupported evidence" or (
         fault not in ("wrong box", "box on a resized frame") and index % 2 == 1
     )
-    noise = 0.02 if fault == "too easy" else 0.8
-    record = _record(made, fault, index, video, seed, rng, noise, fault == "two right options")
+    is_clean = fault == "too easy"
+    choice = True if fault == "two right options" else None
+    record = _record(made, fault, index, video, seed, rng, is_clean, choice)
     media = made.media[record.media.path]
     change: dict[str, object] = {}
     match fault:
@@ -170,7 +171,8 @@ def _plant(made: Planted, fault: str, index: int, seed: int, rng: np.random.Gene
         case "box on a resized frame":
             scale = (0.5, 0.75)[index % 2]
             x0, y0, x1, y1 = (scale * v for v in record.boxes[0].xyxy)
-            change = {"boxes": (LabelledBox(xyxy=(x0, y0, x1, y1)),)}
+            # Such boxes come from a source that drew them all so.
+            change = {"boxes": (LabelledBox(xyxy=(x0, y0, x1, y1)),), "source": "mini_resized"}
         case "two right options":
             letter = (ord(record.answer.value) - ord("A") + 1) % 4
             options = list(record.options)
@@ -195,24 +197,28 @@ def _record(
     video: bool,
     seed: int,
     rng: np.random.Generator,
-    noise: float = 0.8,
+    is_clean: bool = False,
     choice: bool | None = None,
 ) -> Record:
-    """A sound record of a scene; every second one is multiple choice."""
+    """A sound record of a scene; every second one is multiple choice.
+
+    Args:
+        is_clean: There is hardly any noise, so that a glance is enough.
+    """
     world = (
-        MiniVideoWorld(cue_strength=0.0, noise_std=noise, max_length=2)
+        MiniVideoWorld(cue_strength=0.0, noise_std=0.02 if is_clean else 1.0, max_length=1)
         if video
-        else MiniWorld(n_objects=3, cue_strength=0.0, noise_std=noise)
+        else MiniWorld(n_objects=3, cue_strength=0.0, noise_std=0.02 if is_clean else 0.8)
     )
     sample = world.sample(stream.replace(" ", "-"), index, seed)
     if stream == "box on a resized frame":
         # Near the top left corner a box is hardly moved by resizing.
         sample = _moved(sample, far=96.0)
-    made.media[sample.id] = sample.media
+    made.media[_path(sample)] = sample.media
     digit = sample.answer.value
     options: tuple[str, ...] = ()
     answer = AnswerInfo(kind="number", value=digit)
-    if choice or (choice is None and index // 2 % 2):
+    if index // 2 % 2 if choice is None else choice:
         wrong = rng.permutation([str(d) for d in range(10) if str(d) != digit])[:3]
         options = tuple(map(str, rng.permutation([digit, *wrong])))
         answer = AnswerInfo(kind="mcq", value=chr(ord("A") + options.index(digit)))
@@ -239,14 +245,18 @@ def _record(
     )
 
 
+def _path(sample: Sample) -> str:
+    return sample.id.replace("/", "-")
+
+
 def _info(sample: Sample) -> MediaInfo:
     width, height = sample.media.size
     if sample.modality is Modality.IMAGE:
-        return MediaInfo(path=sample.id, width=width, height=height)
+        return MediaInfo(path=_path(sample), width=width, height=height)
     assert isinstance(sample.media, VideoMedia)
     times = sample.media.timestamps_s
     return MediaInfo(
-        path=sample.id,
+        path=_path(sample),
         width=width,
         height=height,
         duration_s=float(len(times)),
@@ -280,7 +290,7 @@ def _moved(sample: Sample, far: float) -> Sample:
 
 def _copied(made: Planted, record: Record) -> MediaInfo:
     original = made.media[record.media.path]
-    path = f"{record.media.path}/copy-{hashlib.sha256(record.id.encode()).hexdigest()[:4]}"
+    path = f"{record.media.path}-copy-{hashlib.sha256(record.id.encode()).hexdigest()[:4]}"
     made.media[path] = (
         CopiedVideo(original) if isinstance(original, VideoMedia) else CopiedImage(original)
     )

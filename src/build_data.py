@@ -1,12 +1,17 @@
 """Builds one record file from the annotations and media of one source or several.
 
 python src/build_data.py sources=[charades_sta] annotations=FILE media=DIR out=FILE.jsonl
+
+Records go through the stages of the data pipeline (docs/data.md) that ``stages`` names.
 """
 
 from __future__ import annotations
 
+import logging
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +19,32 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from reframe_vl.data.evidence import MAX_FRAMES
+from reframe_vl.data.formats.media_facts import MediaFacts
+from reframe_vl.data.media import MediaError
+from reframe_vl.data.pipeline import (
+    ASKING,
+    Disposition,
+    PipelineSettings,
+    dispositions,
+    finished_records,
+    make_stages,
+    run_pipeline,
+)
 from reframe_vl.data.records import Record, write_records
 from reframe_vl.data.report import RecordError, Report
 from reframe_vl.data.sources import SOURCES
+from reframe_vl.data.stages.base import Stage, open_file
+from reframe_vl.data.stages.finalise import FinaliseSettings
+from reframe_vl.data.stages.looks import LookSettings
+from reframe_vl.data.stages.pool import PoolSettings, read_held_out
+from reframe_vl.data.verifiers.asker import Asker
+from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.data.video import GridRule
+from reframe_vl.rollout.make_verifier import make_verifier
 
 
 @dataclass
@@ -40,8 +64,14 @@ class BuildConfig:
     media: Any
     out: Path
     grid: GridConfig
-    max_frames: int
-    strict: bool
+    max_frames: int = MAX_FRAMES
+    strict: bool = False
+    stages: list[str] = field(default_factory=lambda: ["pool", "finalise"])
+    work: Path | None = None
+    verifiers: Any = None
+    held_out: list[str] = field(default_factory=list)
+    near_distance: float | None = 4.0
+    batch_size: int = 64
 
 
 @dataclass
@@ -51,14 +81,12 @@ class Tally:
     Attributes:
         files: The annotation files or folders.
         media: The folder of its media; None where they are not read.
-        labels: Records by (modality, applicability).
     """
 
     name: str
     files: list[Path]
     media: Path | None
     report: Report
-    labels: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="data")
@@ -76,25 +104,75 @@ def main(cfg: DictConfig) -> None:
     assert isinstance(config, BuildConfig)
     try:
         build(config)
-    except (RecordError, OSError) as error:
+    except (RecordError, MediaError, OSError) as error:
         raise SystemExit(f"{error}\nNothing was written.") from error
 
 
 def build(config: BuildConfig) -> None:
-    """Runs the chosen sources; prints the summary."""
+    """Runs the chosen sources and stages; prints the summary."""
+    # One line a request would bury everything else.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     tallies = [_tally(config, name) for name in _checked_names(config.sources)]
     _refuse_to_overwrite_inputs(config.out, tallies)
     grid = _grid(config.grid)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed} rows, {task.fields[kept]} kept"),
+        TextColumn("{task.completed} {task.fields[said]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
     )
-    with progress:
-        write_records(config.out, _all_records(tallies, grid, config.max_frames, progress))
-    Console().print(_summary(config, tallies))
+    with ExitStack() as opened:
+        work = config.work or Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        stages = _stages(config, tallies, work, opened)
+        opened.enter_context(progress)
+        facts = MediaFacts(work / "media.jsonl")
+        read = _all_records(tallies, grid, facts, progress)
+        bars: dict[str, TaskID] = {}
+
+        def told(stage: str, done: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=None, said="records")
+            progress.update(bars[stage], advance=done)
+
+        run_pipeline(stages, read, work, config.batch_size, told)
+        found = dispositions(work, config.stages)
+        _refuse_nothing(tallies, found)
+        labels: Counter[tuple[str, str, str]] = Counter()
+        write_records(config.out, _counted(finished_records(work, config.stages[-1]), labels))
+    Console().print(_summary(config, tallies, found, labels))
+
+
+def _counted(records: Iterator[Record], labels: Counter[tuple[str, str, str]]) -> Iterator[Record]:
+    for record in records:
+        label = record.applicability or "no applicability"
+        labels[record.source, record.modality, label] += 1
+        yield record
+
+
+def _stages(
+    config: BuildConfig, tallies: list[Tally], work: Path, opened: ExitStack
+) -> list[Stage]:
+    """The stages that are asked for, with their verifiers."""
+    open_media = None if any(tally.media is None for tally in tallies) else open_file
+    settings = PipelineSettings(
+        pool=PoolSettings(config.near_distance),
+        looks=LookSettings(max_frames=config.max_frames),
+        finalise=FinaliseSettings(max_frames=config.max_frames),
+    )
+    try:
+        held_out = read_held_out(list(map(Path, config.held_out)))
+        askers = []
+        if ASKING & set(config.stages):
+            cache = AnswerCache(work / "answers.sqlite")
+            opened.callback(cache.close)
+            given = (config.verifiers or {}).items()
+            askers = [Asker(make_verifier(name, asked), cache) for name, asked in given]
+        return make_stages(config.stages, settings, open_media, askers, held_out)
+    except RecordError:
+        raise
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(str(error)) from error
 
 
 def _checked_names(names: list[str]) -> list[str]:
@@ -145,26 +223,31 @@ def _grid(given: GridConfig) -> GridRule:
 
 
 def _all_records(
-    tallies: list[Tally], grid: GridRule, max_frames: int, progress: Progress
+    tallies: list[Tally], grid: GridRule, facts: MediaFacts, progress: Progress
 ) -> Iterator[Record]:
     for tally in tallies:
-        task = progress.add_task(tally.name, total=None, kept=0)
-        source = SOURCES[tally.name](tally.files, tally.media, grid, max_frames)
+        task = progress.add_task(tally.name, total=None, said="rows")
+        source = SOURCES[tally.name](tally.files, tally.media, grid, facts)
         for record in source.records(tally.report):
-            label = record.applicability or "no applicability"
-            tally.labels[record.modality, label] += 1
             rows = tally.report.num_kept + tally.report.num_left_out
-            progress.update(task, completed=rows, kept=tally.report.num_kept)
+            progress.update(task, completed=rows, said=f"rows, {tally.report.num_kept} kept")
             yield record
         rows = tally.report.num_kept + tally.report.num_left_out
-        progress.update(task, total=rows, completed=rows, kept=tally.report.num_kept)
-    if not any(tally.report.num_kept for tally in tallies):
-        reasons = ", ".join(
-            f"{tally.name}: {n} {reason}"
-            for tally in tallies
-            for (reason, _), n in tally.report.count_by_reason().items()
-        )
-        raise RecordError(f"No record was made ({reasons or 'there are no rows'}).")
+        said = f"rows, {tally.report.num_kept} kept"
+        progress.update(task, total=rows, completed=rows, said=said)
+
+
+def _refuse_nothing(tallies: list[Tally], found: list[Disposition]) -> None:
+    if any(disposition.verdict != "dropped" for disposition in found):
+        return
+    reasons = [
+        f"{tally.name}: {number} {reason}"
+        for tally in tallies
+        for (reason, _), number in tally.report.count_by_reason().items()
+    ]
+    dropped = Counter((d.source, d.reason) for d in found)
+    reasons += [f"{source}: {number} {reason}" for (source, reason), number in dropped.items()]
+    raise RecordError(f"No record was made ({', '.join(reasons) or 'there are no rows'}).")
 
 
 def _refuse_to_overwrite_inputs(path: Path, tallies: list[Tally]) -> None:
@@ -187,7 +270,12 @@ def _refuse_to_overwrite_inputs(path: Path, tallies: list[Tally]) -> None:
             )
 
 
-def _summary(config: BuildConfig, tallies: list[Tally]) -> Table:
+def _summary(
+    config: BuildConfig,
+    tallies: list[Tally],
+    found: list[Disposition],
+    labels: Counter[tuple[str, str, str]],
+) -> Table:
     table = Table(title=f"{', '.join(config.sources)} → {config.out}", title_justify="left")
     table.add_column("rows")
     for tally in tallies:
@@ -197,15 +285,18 @@ def _summary(config: BuildConfig, tallies: list[Tally]) -> Table:
     def count(label: str, at: int, number: int) -> None:
         rows.setdefault(label, [0] * len(tallies))[at] += number
 
+    dropped = Counter((d.source, f"{d.stage}: {d.reason}") for d in found if d.verdict == "dropped")
+    by_source = Counter(d.source for d in found if d.verdict == "dropped")
     for at, tally in enumerate(tallies):
         count("in", at, tally.report.num_kept + tally.report.num_left_out)
     for at, tally in enumerate(tallies):
-        count("kept", at, tally.report.num_kept)
+        count("kept", at, tally.report.num_kept - by_source[tally.name])
     for at, tally in enumerate(tallies):
-        for (modality, label), number in sorted(tally.labels.items()):
-            count(f"  {modality}, {label}", at, number)
+        for (source, modality, label), number in sorted(labels.items()):
+            if source == tally.name:
+                count(f"  {modality}, {label}", at, number)
     for at, tally in enumerate(tallies):
-        count("dropped", at, tally.report.num_left_out)
+        count("dropped", at, tally.report.num_left_out + by_source[tally.name])
     for kept, head in ((False, ""), (True, " (kept)")):
         for at, tally in enumerate(tallies):
             problems = Counter(
@@ -215,6 +306,9 @@ def _summary(config: BuildConfig, tallies: list[Tally]) -> Table:
             )
             for (stage, reason), number in problems.most_common():
                 count(f"  {stage}: {reason}{head}", at, number)
+            for (source, reason), number in () if kept else dropped.most_common():
+                if source == tally.name:
+                    count(f"  {reason}", at, number)
     for label, numbers in rows.items():
         table.add_row(label, *map(str, numbers))
     return table

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from reframe_vl.data.records import AnswerInfo, read_records, write_records
 from reframe_vl.data.report import Report
 from reframe_vl.data.sources import SOURCES
+from reframe_vl.data.stages.finalise import expand_evidence
 from reframe_vl.data.video import GridRule
 from reframe_vl.data.video_records import video_record
 from reframe_vl.policy.score import score
@@ -49,7 +50,9 @@ def receipts(shared_data, tmp_path_factory):
     source = SOURCES["visual_cot_sroie"](
         shared_data / "annotations" / "visual_cot_sroie.jsonl", folder / "images"
     )
-    write_records(folder / "receipts.jsonl", source.records(Report(strict=False)))
+    write_records(
+        folder / "receipts.jsonl", map(expand_evidence, source.records(Report(strict=False)))
+    )
     return folder / "receipts.jsonl"
 
 

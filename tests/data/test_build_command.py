@@ -1,14 +1,19 @@
+import base64
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from build_data import BuildConfig, GridConfig, build
 from clips import make_clip
+from data.verifiers.endpoint_server import ChatServer, completion
+from reframe_vl.data.pipeline import STAGES
 from reframe_vl.data.records import read_records
 from reframe_vl.data.report import RecordError
 
@@ -146,3 +151,73 @@ def test_the_command_ends_with_a_sentence_instead_of_a_traceback(
     assert done.returncode == 1
     assert sentence in done.stderr and "Traceback" not in done.stderr
     assert not (receipts / "b.jsonl").exists()
+
+
+def knows_the_total_from_the_picture(number: int, body: dict[str, Any]):
+    """But not from a reduced one."""
+    content = body["messages"][0]["content"]
+    text = "unknown"
+    if len(content) > 1:
+        picture = base64.b64decode(content[0]["image_url"]["url"].partition(",")[2])
+        text = "9.00" if Image.open(io.BytesIO(picture)).width in (100, 30) else "unknown"
+    return 200, {}, completion(f"<answer>{text}</answer>")
+
+
+def test_a_build_with_verifiers_goes_on_where_it_was_when_the_endpoint_was_down(
+    receipts: Path, capsys
+) -> None:
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (80, 100, 3), np.uint8)).save(receipts / "media" / "a.png")
+    server = ChatServer(knows_the_total_from_the_picture).start()
+    server.stop()
+    verifier = {"url": server.url, "model": "m", "max_tries": 1, "price_in": 1.0}
+    asked = config(
+        stages=list(STAGES),
+        work=Path("work"),
+        verifiers={"strong": verifier},
+    )
+    with pytest.raises(RecordError, match=r"shortcut: 1 records or more .*connection"):
+        build(asked)
+    assert not (receipts / "built.jsonl").exists()
+    server.start()
+    build(asked)
+    (record,) = read_records(receipts / "built.jsonl")
+    assert [entry.stage for entry in record.audit] == [
+        "pool",
+        "shortcut",
+        "audit",
+        "diagnose",
+        "finalise",
+    ]
+    assert record.evidence is not None and record.tool_calls[0].name == "CropImage"
+    times = len(server.bodies)
+    assert times >= 3
+    build(asked)
+    server.stop()
+    assert len(server.bodies) == times
+    manifest = json.loads((receipts / "work" / "audit" / "manifest.json").read_text())
+    assert manifest["asked"]["strong"]["cost"] > 0
+
+
+def test_media_of_evaluations_are_kept_out(receipts: Path, capsys) -> None:
+    build(config(out=Path("media/evaluation.jsonl")))
+    with pytest.raises(RecordError, match=r"No record was made \(.*evaluation_id"):
+        build(config(held_out=["media/evaluation.jsonl"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"stages": ["audit", "pool"]}, "each once and in this order"),
+        ({"stages": ["pool", "audit"]}, "give media= and verifiers="),
+        ({"stages": ["audit"], "verifiers": {"a": {"model": "m"}}}, "give url and model"),
+        ({"stages": ["audit"], "verifiers": {"a": {"url": "u", "model": "m", "x": 1}}}, "price_in"),
+        ({"held_out": ["nowhere.jsonl"]}, "give a record file of an evaluation"),
+    ],
+)
+def test_mistakes_about_stages_are_answered_with_a_sentence(
+    receipts: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match=sentence):
+        build(config(**changes))
+    assert not (receipts / "built.jsonl").exists()

@@ -44,7 +44,8 @@ def test_coverage_and_label_are_those_of_the_whole_segment(path):
     assert record.evidence.segments == ((4, 14, 25, 35),)
     assert record.coverage == 32 / 40
     assert record.applicability is Applicability.NON_BENEFICIAL
-    assert expand_segment_evidence(record, max_frames=4) == record
+    with pytest.raises(ValueError, match="expanded already"):
+        expand_segment_evidence(record, max_frames=4)
 
 
 @pytest.mark.parametrize("max_frames", [1, 3, 8])

@@ -7,8 +7,8 @@ from PIL import Image
 
 from reframe_vl.data.records import Record, read_records, write_records
 from reframe_vl.data.report import RecordError, Report
-from reframe_vl.data.sources.base import expand_evidence
 from reframe_vl.data.sources.visual_cot_sroie import VisualCotSroie
+from reframe_vl.data.stages.finalise import FinaliseSettings, expand_evidence, finalise
 from reframe_vl.data.validation import validate_record
 
 
@@ -40,15 +40,18 @@ def test_a_row_becomes_a_record_that_keeps_it_verbatim(tmp_path) -> None:
     assert record.raw == row(extra=[1])
     assert (record.answer.kind, record.answer.value) == ("span", "9.00")
     assert record.boxes[0].xyxy == (10, 20, 30, 40)
+    assert report.problems == [] and record.evidence is None
+    record = expand_evidence(record)
     assert record.evidence.boxes == ((5, 15, 35, 45),)
     assert record.coverage == pytest.approx(900 / 8000)
     assert record.applicability == "beneficial"
-    assert report.problems == []
 
 
-def test_expanding_twice_changes_nothing(tmp_path) -> None:
+def test_expanding_twice_is_refused(tmp_path) -> None:
     (record,), _ = read(tmp_path, row())
-    assert expand_evidence(record) == record
+    expanded = expand_evidence(record)
+    with pytest.raises(ValueError, match="expanded already, by rules '1'"):
+        expand_evidence(expanded)
 
 
 def test_ids_depend_on_the_row_and_not_on_its_place(tmp_path) -> None:
@@ -105,20 +108,25 @@ def test_a_row_without_boxes_is_kept_without_evidence(tmp_path) -> None:
     assert report.count_by_reason() == {("no_box", True): 1}
 
 
-def test_evidence_too_small_for_a_call_is_kept_and_reported(tmp_path) -> None:
+def test_evidence_too_small_for_a_call_is_kept_by_the_source_and_dropped_in_the_end(
+    tmp_path,
+) -> None:
     small = row(bboxs=[[10, 20, 30, 40], [50, 20, 51.3, 60]])
-    (record, _), report = read(tmp_path, small, row(bboxs=[[50, 20, 51.5, 60]]))
-    assert len(record.evidence.boxes) == 2
-    assert report.count_by_reason() == {("evidence_too_small", True): 1}
-    assert "1.95x60" in report.problems[0].message and "line 1" in report.problems[0].where
-    assert (report.num_kept, report.num_left_out) == (2, 0)
+    records, report = read(tmp_path, small, row(bboxs=[[50, 20, 51.5, 60]]))
+    assert (report.num_kept, report.num_left_out, report.problems) == (2, 0, [])
+    first, second = finalise(records, FinaliseSettings())
+    assert (first.verdict, first.reason) == ("dropped", "call_refused")
+    assert "49.675, 10.0, 51.625" in first.record.audit[-1].note
+    # Thousandths of the image move so narrow a box by more than a twentieth of it.
+    assert (second.verdict, second.reason) == ("kept", "")
 
 
 def test_every_real_receipt_row_is_read_losslessly_and_valid(tmp_path, shared_data) -> None:
     annotations = shared_data / "annotations" / "visual_cot_sroie.jsonl"
     report = Report()
     source = VisualCotSroie(annotations, shared_data / "images" / "sroie")
-    assert write_records(tmp_path / "r.jsonl", source.records(report)) == 40
+    expanded = map(expand_evidence, source.records(report))
+    assert write_records(tmp_path / "r.jsonl", expanded) == 40
     assert report.problems == []
     records = read_records(tmp_path / "r.jsonl")
     assert [r.raw for r in records] == list(map(json.loads, annotations.read_text().splitlines()))

@@ -40,18 +40,31 @@ def video_info(path: Path, rule: GridRule) -> MediaInfo:
     )
 
 
+def refuse_expanded(record: Record) -> None:
+    """Evidence is expanded once.
+
+    Raises:
+        ValueError: It is already.
+    """
+    if record.evidence is not None:
+        raise ValueError(
+            f"Record {record.id}: its evidence is expanded already, by rules "
+            f"{record.evidence.version!r}. Expand a record only once, when it is made."
+        )
+
+
 def expand_segment_evidence(record: Record, max_frames: int = MAX_FRAMES) -> Record:
     """Fills in expanded evidence, coverage and applicability of a record of a video.
 
-    It starts from the annotation, so that doing it again changes nothing. A record without segments
-    stays without evidence.
+    A record without segments stays without evidence.
 
     Args:
         max_frames: A segment with more frames is subsampled, so that one call can ask for it.
 
     Raises:
-        ValueError: The record has no grid, or a segment lies outside the video.
+        ValueError: It is expanded already, it has no grid, or a segment lies outside the video.
     """
+    refuse_expanded(record)
     if not record.segments:
         return record
     facts = record.media.facts

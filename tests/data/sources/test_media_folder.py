@@ -3,6 +3,7 @@ from PIL import Image
 
 from clips import make_clip
 from data.sources.source_files import CHARADES, TVQA_PLUS, VISUAL_COT, read, reasons
+from reframe_vl.data.stages.finalise import expand_evidence
 from reframe_vl.data.video import GridRule
 
 CLIP = {**CHARADES, "duration": 2, "relevant_windows": [[0.5, 1]]}
@@ -50,6 +51,7 @@ def test_a_video_gets_its_grid_and_evidence_and_may_have_another_suffix(tmp_path
         tmp_path / "in", "charades_sta", {"a.jsonl": [CLIP]}, media, grid=GridRule(2, 8)
     )
     assert record.media.grid == GridRule(2, 8) and record.media.path.endswith("AB12C.mkv")
+    record = expand_evidence(record)
     assert record.media.size == (96, 64) and record.evidence.segments
     assert record.sample_problem() is None and report.problems == []
 
@@ -77,7 +79,8 @@ def test_boxes_of_a_video_are_fitted_to_its_frames(tmp_path, media) -> None:
     row = {**TVQA_PLUS, "ts": [0.5, 1], "bbox": {"1": [box]}}
     (record,), report = read(tmp_path / "in", "tvqa_plus", {"a.json": [row]}, media)
     assert record.boxes[0].xyxy == (90, 2, 96, 6) and reasons(report) == {"box_clipped": True}
-    assert record.evidence.segments and record.evidence.boxes == ()
+    evidence = expand_evidence(record).evidence
+    assert evidence.segments and evidence.boxes == ()
     row["bbox"]["1"][0]["width"] = 50
     records, report = read(tmp_path / "in", "tvqa_plus", {"a.json": [row]}, media)
     assert not records and reasons(report) == {"box_leaves_image": False}

@@ -12,6 +12,7 @@ from reframe_vl.data.media import ImageFile
 from reframe_vl.data.records import Record, read_records, write_records
 from reframe_vl.data.report import Report
 from reframe_vl.data.sources import SOURCES
+from reframe_vl.data.stages.finalise import expand_evidence
 from reframe_vl.data.validation import validate_record
 
 EXCERPTS = [
@@ -255,7 +256,7 @@ def test_a_real_video_gets_the_frames_of_its_windows(tmp_path, shared_data) -> N
     report = Report()
     records = list(SOURCES["charades_sta"](annotations, tmp_path / "videos").records(report))
     assert len(records) == 2 and report.problems == []
-    for record in records:
+    for record in map(expand_evidence, records):
         assert record.sample_problem() is None and validate_record(record, tmp_path) == []
         start, end = record.segments[0]
         times = [record.media.timestamps_s[frame] for frame in record.evidence.segments[0]]

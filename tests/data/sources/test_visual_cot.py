@@ -1,6 +1,7 @@
 import pytest
 
 from data.sources.source_files import VISUAL_COT, read, reasons
+from reframe_vl.data.stages.finalise import expand_evidence
 
 ROW = VISUAL_COT
 
@@ -13,7 +14,7 @@ def test_boxes_are_absolute_and_need_no_image(tmp_path) -> None:
     (record,), report = one(tmp_path)
     assert [box.xyxy for box in record.boxes] == [(10, 20, 30.5, 40)]
     assert (record.media.path, record.media.size) == ("a.jpg", (100, 80))
-    assert record.evidence is not None and record.applicability == "beneficial"
+    assert expand_evidence(record).applicability == "beneficial"
     assert (record.answer.kind, record.split, report.problems) == ("span", "train", [])
 
 

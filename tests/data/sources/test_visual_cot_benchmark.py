@@ -7,6 +7,7 @@ from PIL import Image
 
 from data.sources.source_files import CONVERSATION, PLACE, read, reasons
 from reframe_vl.data.formats.boxes import from_padded_square
+from reframe_vl.data.stages.finalise import expand_evidence
 
 
 def padded(box, size):
@@ -55,7 +56,7 @@ def test_both_files_give_question_answer_box_and_size(tmp_path) -> None:
 def test_conversations_alone_have_pixels_but_no_size_and_say_so(tmp_path) -> None:
     (record,), report = read(tmp_path, "visual_cot_benchmark", files({}))
     assert record.boxes[0].xyxy == (10, 20, 30, 40)
-    assert record.media.size is None and record.evidence is None
+    assert record.media.size is None and expand_evidence(record).evidence is None
     assert "width, height" in record.audit[-1].note and report.problems == []
     assert record.sample_problem()[0] == "evidence_missing"
 

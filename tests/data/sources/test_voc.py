@@ -6,6 +6,7 @@ from PIL import Image
 from data.sources.source_files import VOC, read, reasons
 from reframe_vl.data.formats.boxes import from_inclusive
 from reframe_vl.data.sources import SOURCES
+from reframe_vl.data.stages.finalise import expand_evidence
 
 
 @given(st.tuples(*[st.integers(1, 5000)] * 4))
@@ -55,11 +56,11 @@ def test_a_box_that_counts_from_0_is_clipped_by_a_pixel(tmp_path) -> None:
 def test_a_size_of_0_is_unknown_until_the_image_is_read(tmp_path, size) -> None:
     whole = "<size><width>100</width><height>80</height><depth>3</depth></size>"
     (dogs, _), report = one(tmp_path, whole, size)
-    assert dogs.media.size is None and dogs.evidence is None
+    assert dogs.media.size is None and expand_evidence(dogs).evidence is None
     assert reasons(report)["size_unknown"] is True
     Image.new("RGB", (100, 80)).save(tmp_path / "a.jpg")
     (dogs, _), _ = one(tmp_path, whole, size, media=tmp_path)
-    assert dogs.media.size == (100, 80) and dogs.evidence is not None
+    assert dogs.media.size == (100, 80) and expand_evidence(dogs).evidence is not None
 
 
 @pytest.mark.parametrize(

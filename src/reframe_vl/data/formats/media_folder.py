@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from reframe_vl.data.formats.media_facts import MediaFacts
 from reframe_vl.data.formats.rows import Refused
 from reframe_vl.data.formats.windows import duration_notes
 from reframe_vl.data.media import ImageFile, MediaError
@@ -40,10 +41,12 @@ class MediaFolder:
 
     Attributes:
         rule: Lays the grids of videos.
+        facts: Keeps what was read for other runs; None keeps it for this one.
     """
 
     folder: Path
     rule: GridRule
+    facts: MediaFacts | None = None
     _infos: dict[Path, MediaInfo] = field(default_factory=dict)
 
     def attach(self, record: Record) -> Record:
@@ -74,12 +77,15 @@ class MediaFolder:
     def _info(self, name: str, modality: Modality) -> MediaInfo:
         path = self._find(name, modality)
         if path not in self._infos:
-            try:
-                self._infos[path] = (
-                    _image_info(path) if modality is Modality.IMAGE else video_info(path, self.rule)
-                )
-            except MediaError as error:
-                raise Refused("media_unreadable", str(error)) from error
+            info = self.facts.get(path, modality, self.rule) if self.facts else None
+            if info is None:
+                try:
+                    info = _read(path, modality, self.rule)
+                except MediaError as error:
+                    raise Refused("media_unreadable", str(error)) from error
+                if self.facts is not None:
+                    self.facts.put(path, modality, self.rule, info)
+            self._infos[path] = info
         return self._infos[path]
 
     def _find(self, name: str, modality: Modality) -> Path:
@@ -127,7 +133,9 @@ class MediaFolder:
         return dict(found)
 
 
-def _image_info(path: Path) -> MediaInfo:
+def _read(path: Path, modality: Modality, rule: GridRule) -> MediaInfo:
+    if modality is Modality.VIDEO:
+        return video_info(path, rule)
     image = ImageFile(path)
     image.look(None, 1)  # Truncated files have a good header.
     width, height = image.size

@@ -11,7 +11,7 @@ from reframe_vl.data.record_parts import AnswerInfo, AuditEntry, LabelledBox
 from reframe_vl.types import Box
 
 _COUNT = 'How many objects of the kind "{}" are in the image?'
-_WHERE = "In which part of the image is the middle of this: {}"
+WHERE_QUESTION = "In which part of the image is the middle of this: {}"
 _PARTS = (
     "top left",
     "top middle",
@@ -78,7 +78,7 @@ def where_question(text: str) -> str:
     """
     if not text.strip():
         raise Refused("empty_question", "the row describes nothing. Leave it out.")
-    return _WHERE.format(text.strip())
+    return WHERE_QUESTION.format(text.strip())
 
 
 def where_answer(box: Box, size: tuple[int, int]) -> Choice:

@@ -15,7 +15,7 @@ from reframe_vl.data.validation import segment_problem
 Window = Annotated[list[AnyNumber], Field(min_length=2, max_length=2)]
 """[start, end] as rows have it, in seconds; what is not finite is refused by ``segments_of``."""
 
-_QUESTION = "From when to when: {}"
+MOMENT_QUESTION = "From when to when: {}"
 _ANSWER = "{} to {} seconds"
 
 _NOISE_S = 1e-6
@@ -90,7 +90,7 @@ def moment_question(text: str) -> str:
     """Asks when something happens."""
     if not text.strip():
         raise Refused("empty_question", "the row describes nothing. Leave it out.")
-    return _QUESTION.format(text.strip())
+    return MOMENT_QUESTION.format(text.strip())
 
 
 def moment_answer(segments: Sequence[Seconds]) -> AnswerInfo:

@@ -11,21 +11,13 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from reframe_vl.data.evidence import (
-    EVIDENCE_VERSION,
-    MAX_FRAMES,
-    MIN_SIDE,
-    applicability,
-    box_coverage,
-    expand_box,
-)
 from reframe_vl.data.formats.boxes import fit_boxes
+from reframe_vl.data.formats.media_facts import MediaFacts
 from reframe_vl.data.formats.media_folder import MediaFolder
 from reframe_vl.data.formats.rows import STAGE, Refused, Row, kept
 from reframe_vl.data.records import (
     AnswerInfo,
     AuditEntry,
-    ExpandedEvidence,
     LabelledBox,
     MediaInfo,
     Record,
@@ -34,7 +26,6 @@ from reframe_vl.data.records import (
 )
 from reframe_vl.data.report import Problem, Report
 from reframe_vl.data.video import GridRule
-from reframe_vl.data.video_records import expand_segment_evidence
 from reframe_vl.types import Modality
 
 _MAX_DEPTH = 150
@@ -45,7 +36,8 @@ class Source(ABC):
     """Turns one published data set into records; one file of this package has one such class.
 
     An adapter says what rows its files hold (``rows``) and what a row means (``record``). Reading
-    media, fitting boxes, expanding evidence and reporting are the same for all (``records``).
+    media, fitting boxes and reporting are the same for all (``records``). Evidence is expanded when
+    the pipeline ends (``stages.finalise``).
 
     Attributes:
         name: The name of the file, without ``.py``.
@@ -68,7 +60,7 @@ class Source(ABC):
         annotations: Path | Sequence[Path],
         media: Path | None = None,
         grid: GridRule | None = None,
-        max_frames: int = MAX_FRAMES,
+        facts: MediaFacts | None = None,
     ) -> None:
         """Names the files; none is opened yet.
 
@@ -77,11 +69,10 @@ class Source(ABC):
             media: The folder of the images or videos. None leaves media unread: then records name
                 them as the source does, and sizes are known only where the source states them.
             grid: Lays the grids of videos.
-            max_frames: A segment with more frames is subsampled, so that one call can ask for it.
+            facts: Keeps what was read of media for other runs.
         """
         self.annotations = [annotations] if isinstance(annotations, Path) else list(annotations)
-        self.media = None if media is None else MediaFolder(media, grid or GridRule())
-        self.max_frames = max_frames
+        self.media = None if media is None else MediaFolder(media, grid or GridRule(), facts)
 
     @abstractmethod
     def rows(self) -> Iterator[Row | Problem]:
@@ -201,16 +192,10 @@ class Source(ABC):
             note = f"not known until the media are read: {', '.join(unknown)}"
             notes.append(AuditEntry(stage=STAGE, note=note))
         record = fit_boxes(record)
-        if record.modality is Modality.IMAGE:
-            record = expand_evidence(record)
-            notes += small_evidence_notes(record)
-            if not record.boxes:
-                notes.append(kept("no_box", "the row has no box: no evidence"))
-        else:
-            if record.media.facts is not None:
-                record = expand_segment_evidence(record, self.max_frames)
-            if not record.segments:
-                notes.append(kept("no_segment", "the row has no window: no evidence"))
+        if record.modality is Modality.IMAGE and not record.boxes:
+            notes.append(kept("no_box", "the row has no box: no evidence"))
+        if record.modality is Modality.VIDEO and not record.segments:
+            notes.append(kept("no_segment", "the row has no window: no evidence"))
         return record.model_copy(update={"audit": (*record.audit, *notes)})
 
     def _with_repeated_id(self, record: Record, called: set[Hashable]) -> Record:
@@ -256,41 +241,3 @@ def _unknown(record: Record) -> list[str]:
         unknown += [] if record.media.duration_s else ["duration_s"]
         unknown.append("grid")
     return unknown
-
-
-def expand_evidence(record: Record) -> Record:
-    """Fills in expanded evidence, coverage and applicability of a record of an image.
-
-    It starts from the annotation, so that doing it again changes nothing. A record without boxes
-    or without a size stays without evidence.
-    """
-    size = record.media.size
-    if not record.boxes or size is None:
-        return record
-    boxes = tuple(expand_box(box.xyxy, size) for box in record.boxes)
-    coverage = box_coverage(boxes, size)
-    return record.model_copy(
-        update={
-            "evidence": ExpandedEvidence(version=EVIDENCE_VERSION, boxes=boxes),
-            "coverage": coverage,
-            "applicability": applicability(coverage),
-        }
-    )
-
-
-def small_evidence_notes(record: Record) -> list[AuditEntry]:
-    """Notes on expanded boxes that no tool call can ask for."""
-    notes = []
-    for box in record.evidence.boxes if record.evidence else ():
-        width, height = box[2] - box[0], box[3] - box[1]
-        if min(width, height) < MIN_SIDE:
-            notes.append(
-                kept(
-                    "evidence_too_small",
-                    f"the expanded evidence box {list(box)} has {width:.3g}x{height:.3g} pixels, "
-                    f"and a tool call needs {MIN_SIDE:g} a side: no call can reach it, and the "
-                    "forced-call arms of an evaluation leave the item out. Correct the row's box "
-                    "if it is a slip",
-                )
-            )
-    return notes

@@ -1,0 +1,128 @@
+"""Runs a stage over a whole set of records: batch by batch, and on from where it was stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from reframe_vl.data.report import RecordError
+from reframe_vl.data.stages.base import Outcome, Stage
+from reframe_vl.data.stages.store import (
+    Placed,
+    StageFolder,
+    file_hash,
+    read_column,
+    read_rows,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Unfinished(RecordError):
+    """Records without a verdict, since a verifier gave no answer."""
+
+
+def run_stage(
+    stage: Stage,
+    given: Path,
+    folder: Path,
+    batch_size: int = 64,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Path:
+    """Runs a stage; returns its ``records.parquet``.
+
+    Batches that are done are kept at once. A run that was stopped, or in which a verifier failed,
+    is gone on with by running again: only records without a verdict are judged. Results that were
+    made of other records, settings, rules or verifiers are replaced.
+
+    Args:
+        given: The ``records.parquet`` of the stage before.
+        folder: Of the stage's own files.
+        progress: Is told how many more records are done.
+
+    Raises:
+        Unfinished: A verifier gave no answer for some records.
+    """
+    own = StageFolder(folder)
+    basis = {
+        "stage": stage.name,
+        "version": stage.version,
+        "input": {"file": given.parent.name, "sha256": file_hash(given)},
+        "config": stage.settings,
+        "verifiers": [asker.verifier.identity for asker in stage.askers],
+    }
+    before = own.manifest()
+    if {key: before.get(key) for key in basis} != basis:
+        if before:
+            logger.info("%s: input, settings or rules changed: it runs anew.", folder)
+        own.clear()
+        before = {}
+    if own.records.is_file() and before.get("complete"):
+        progress(sum(before["counts"].values()))
+        return own.records
+    for asker in stage.askers:
+        earlier = before.get("asked", {}).get(asker.name)
+        if earlier is not None:
+            asker.tally.resume(earlier)
+
+    def note(**more: Any) -> None:
+        asked = {asker.name: asker.tally.as_dict() for asker in stage.askers}
+        own.write_manifest({**basis, "complete": False, "asked": asked, **more})
+
+    done = {row[0] for part in own.parts() for row in read_column(part, "position")}
+    progress(len(done))
+    missing = 0
+    waiting = _taken(stage, given, done)
+    while rows := list(islice(waiting, batch_size)):
+        outcomes = stage.judge([row.outcome.record for row in rows])
+        found = [
+            Placed(row.position, outcome)
+            for row, outcome in zip(rows, outcomes, strict=True)
+            if outcome.verdict is not None
+        ]
+        if found:
+            own.add_part(found)
+        note()
+        progress(len(found))
+        missing += len(rows) - len(found)
+        if not found:
+            # Whatever is wrong, asking for all the others would only take long.
+            break
+    if missing:
+        note(without_verdict=missing)
+        failed = {asker.name: dict(asker.tally.failures) for asker in stage.askers}
+        raise Unfinished(
+            f"{stage.name}: {missing} records or more have no verdict yet, since a verifier gave "
+            f"no answer ({failed}). What was judged is kept in {folder}: run the same command "
+            "again to go on."
+        )
+    rows = sorted(
+        (row for part in own.parts() for row in read_rows(part)), key=lambda row: row.position
+    )
+    outcomes = [row.outcome for row in rows]
+    settled = stage.settle(outcomes) if stage.settle is not None else {}
+    outcomes = [settled.get(number, outcome) for number, outcome in enumerate(outcomes)]
+    own.finish(Placed(row.position, outcome) for row, outcome in zip(rows, outcomes, strict=True))
+    note(complete=True, **_counts(outcomes))
+    return own.records
+
+
+def _taken(stage: Stage, given: Path, done: set[int]) -> Iterator[Placed]:
+    """The records that a stage looks at and that it has not judged yet."""
+    for row in read_rows(given):
+        dropped = row.outcome.verdict == "dropped"
+        if row.position not in done and (not dropped or row.outcome.reason in stage.rechecks):
+            yield row
+
+
+def _counts(outcomes: list[Outcome]) -> dict[str, Any]:
+    verdicts = Counter(str(outcome.verdict) for outcome in outcomes)
+    reasons = Counter((str(outcome.verdict), outcome.reason or "none") for outcome in outcomes)
+    by_verdict: dict[str, dict[str, int]] = {}
+    for (verdict, reason), number in sorted(reasons.items()):
+        by_verdict.setdefault(verdict, {})[reason] = number
+    return {"counts": dict(verdicts), "reasons": by_verdict}

@@ -1,0 +1,1 @@
+"""Verifiers: who the stages of the data pipeline ask, and how."""

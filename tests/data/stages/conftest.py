@@ -1,0 +1,5 @@
+import sys
+from pathlib import Path
+
+# Benchmarks are scripts: they import one another from their own folder.
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
