@@ -195,6 +195,24 @@ def test_bounded_forwards_give_the_same_scores(share):
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
 
 
+def test_equal_words_around_other_images_do_not_count_as_shared():
+    model = prepared("qwen3_vl")
+    rng = np.random.default_rng(0)
+    ids = (*words(rng, 20, 21), IMAGE, *words(rng, 20, 21))
+    contexts = [
+        Context([Span(Provenance.PROMPT, ids, views=(random_view(rng, model.view_maker),))])
+        for _ in range(6)
+    ]
+    for context in contexts:
+        context.spans.append(sampled(rng, 3, 4))
+    seen = []
+    layer = model.language_model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1].numel()))
+    with torch.no_grad():
+        score(model, contexts, HOW, max_tokens=100)
+    assert max(seen) <= 100
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bounded_forwards_are_run_again_when_backing_up_and_give_the_same_gradients(
     family, monkeypatch

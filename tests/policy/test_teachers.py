@@ -139,3 +139,22 @@ def test_an_adapter_of_another_model_is_refused(adapters, tmp_path):
     paths = {"spatial": str(tmp_path / "spatial"), "temporal": folders["temporal"]}
     with pytest.raises((ValueError, RuntimeError)):
         Teachers(paths, ROUTES, hosting="adapters").load(student)
+
+
+def test_an_adapter_of_another_base_is_refused_and_one_named_default_harms_nobody(
+    adapters, tmp_path
+):
+    folders, _ = adapters
+    student = load_policy(base_folder(1), lora=LoRASettings(rank=2))
+    with pytest.raises(ValueError, match="was trained on"):
+        Teachers(folders, ROUTES, hosting="adapters").load(student)
+    student = load_policy(base_folder(0), lora=LoRASettings(rank=2))
+    given, how = contexts(student.model), student.sampling(1.0, 8)
+    before = log_probs(student.model, given, how)
+    paths = {"default": folders["spatial"], "v1.5": folders["temporal"]}
+    teachers = Teachers(paths, {"image": "default", "video": "v1.5"}, hosting="adapters")
+    teachers.load(student)
+    found = teachers.of("image").log_probs(given, how)
+    assert any(abs(a - b).max() > 1e-3 for a, b in zip(found, before, strict=True))
+    for mine, expected in zip(log_probs(student.model, given, how), before, strict=True):
+        np.testing.assert_array_equal(mine, expected)

@@ -5,7 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
+from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.score import score
 from reframe_vl.policy.visual_cache import TowerName, VisualCache
 from tiny import FAMILIES, random_context, random_view, sampling, tiny_model
@@ -97,3 +99,16 @@ def test_what_was_not_used_for_longest_goes_first():
 def test_a_cache_without_room_is_a_mistake():
     with pytest.raises(ValueError, match="visual_cache=null"):
         VisualCache(0)
+
+
+def test_a_tower_with_adapters_is_not_cached():
+    model = cached("qwen3_vl")
+    config = LoraConfig(r=2, target_modules=r".*visual.*qkv")
+    adapted = VisionLanguageModel(
+        get_peft_model(model.model, config).requires_grad_(False),
+        model.view_maker,
+        model.visual_cache,
+    )
+    view = random_view(np.random.default_rng(0), model.view_maker)
+    adapted.encode([view])
+    assert adapted.visual_cache.misses == 0

@@ -312,6 +312,8 @@ def test_a_turn_that_does_not_end_after_its_call_is_counted(drop):
     assert validity_counts(play(call(), ANSWER, drop=drop))["unended_turn"] == 0
 
 
-def test_a_call_that_is_cut_itself_counts_as_refused_alone():
-    counts = validity_counts(play('<tool_call>{"name":"Crop', call(), ANSWER))
-    assert (counts["refused_call"], counts["unended_turn"]) == (1, 0)
+def test_no_count_is_negative_whatever_became_of_a_cut_call():
+    cut = '<tool_call>{"name":"Crop'
+    for lines in ((cut, call(), ANSWER), (cut, cut, cut), (cut,)):
+        assert min(validity_counts(play(*lines)).values()) == 0
+    assert validity_counts(play(cut, call(), ANSWER))["unended_turn"] == 1

@@ -125,7 +125,7 @@ class OGMOPD(PolicyModule):
         super().setup(stage)
         if stage != "fit":
             return
-        self.teachers.load(self.components)
+        self.teachers.load(self.components, self.max_forward_tokens)
         if self.settings.divergence != "sampled" and not self.teachers.heads_stay:
             raise ValueError(
                 f"divergence={self.settings.divergence} computes with the teachers' heads while "

@@ -40,6 +40,16 @@ class ExpandedContext:
             mask[start : start + view.num_tokens] = True
         return mask
 
+    def shared_with(self, other: ExpandedContext) -> int:
+        """Tokens at the beginning that both have, images compared as images."""
+        both = min(len(self.token_ids), len(other.token_ids))
+        differs = np.flatnonzero(self.token_ids[:both] != other.token_ids[:both])
+        shared = int(differs[0]) if len(differs) else both
+        for mine, theirs in zip(self.blocks, other.blocks, strict=False):
+            if mine != theirs:
+                return min(shared, mine[0], theirs[0])
+        return shared
+
     def views_from(self, start: int) -> list[View]:
         """Views whose tokens begin at ``start`` or later."""
         return [view for at, view in self.blocks if at >= start]

@@ -181,7 +181,9 @@ class VisionLanguageModel(nn.Module):
         trained = any(parameter.requires_grad for parameter in self.visual.parameters())
         # A frozen tower keeps no graph, although gradient checkpointing lets its inputs need one.
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-            if trained or self.visual_cache is None:
+            # With adapters in the tower its output depends on which of them is at work.
+            adapted = any("lora_" in name for name, _ in self.visual.named_parameters())
+            if trained or adapted or self.visual_cache is None:
                 layers = self._run_tower(distinct)
             else:
                 kept = self.visual_cache.layers(

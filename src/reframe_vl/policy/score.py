@@ -156,16 +156,11 @@ def _neighbours(
     members: list[int] = []
     total = 0
     for i in used:
-        ids = rows[i].token_ids
-        new = len(ids)
-        if members:
-            last = rows[members[-1]].token_ids
-            both = min(len(ids), len(last))
-            differs = np.flatnonzero(ids[:both] != last[:both])
-            new -= int(differs[0]) if len(differs) else both
+        length = len(rows[i].token_ids)
+        new = length - rows[i].shared_with(rows[members[-1]]) if members else length
         if members and total + new > max_tokens:
             yield members
-            members, total, new = [], 0, len(ids)
+            members, total, new = [], 0, length
         members.append(i)
         total += new
     if members:

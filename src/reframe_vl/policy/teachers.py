@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class FrozenModel(LocalTeacher):
     teacher: VisionLanguageModel
     student: VisionLanguageModel
     offload: bool = False
+    max_tokens: int = 16384
 
     @contextmanager
     def model(self) -> Iterator[VisionLanguageModel]:
@@ -100,6 +102,7 @@ class Adapter(LocalTeacher):
     host: VisionLanguageModel
     name: str
     student: VisionLanguageModel
+    max_tokens: int = 16384
 
     @property
     def adapts_head(self) -> bool:
@@ -158,8 +161,12 @@ class Teachers:
         """Puts a teacher that is loaded already in the place of its path."""
         self._teachers[name] = teacher
 
-    def load(self, student: Policy) -> None:
+    def load(self, student: Policy, max_tokens: int = 16384) -> None:
         """Loads the teachers that are routed to, and checks that they read as the student does.
+
+        Args:
+            student: Whom they teach.
+            max_tokens: A forward of theirs takes at most so many tokens.
 
         Raises:
             FileNotFoundError: There is no checkpoint at a path.
@@ -170,7 +177,7 @@ class Teachers:
             folder = checkpoint_folder(str(self.paths[name]), self.hosting)
             if self.hosting == "adapters":
                 host = _with_adapter(student, host, folder, name)
-                self._teachers[name] = Adapter(host, name, student.model)
+                self._teachers[name] = Adapter(host, _adapter_name(name), student.model, max_tokens)
                 continue
             dtype = self.dtype or str(student.model.base.dtype).removeprefix("torch.")
             loaded = load_policy(folder, dtype=dtype)
@@ -182,7 +189,7 @@ class Teachers:
                 )
             model = loaded.model.requires_grad_(False)
             model.visual_cache = student.model.visual_cache
-            self._teachers[name] = FrozenModel(model, student.model, self.offload)
+            self._teachers[name] = FrozenModel(model, student.model, self.offload, max_tokens)
 
     @property
     def heads_stay(self) -> bool:
@@ -251,6 +258,12 @@ def _with_adapter(
     student: Policy, host: VisionLanguageModel | None, folder: Path, name: str
 ) -> VisionLanguageModel:
     """Loads an adapter onto the student's own base where that is frozen, else onto one copy."""
+    trained_on = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    if trained_on and Path(trained_on).name != Path(student.path).name:
+        raise ValueError(
+            f"The adapter of teacher {name} was trained on {trained_on}, the student's base is "
+            f"{student.path}: adapters share one base. Take hosting=models for other teachers."
+        )
     if (folder / "tokenizer_config.json").is_file():
         check_tokens(student.tokenizer, AutoTokenizer.from_pretrained(folder), name)
     if host is None and isinstance(student.model.model, PeftModel):
@@ -258,17 +271,24 @@ def _with_adapter(
     if host is None:
         dtype = str(student.model.base.dtype).removeprefix("torch.")
         base = load_policy(student.path, dtype=dtype).model.requires_grad_(False)
-        base.model = PeftModel.from_pretrained(base.model, str(folder), adapter_name=name)
+        base.model = PeftModel.from_pretrained(
+            base.model, str(folder), adapter_name=_adapter_name(name)
+        )
         base.visual_cache = student.model.visual_cache
         return base
     peft: Any = host.model
-    report = peft.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+    report = peft.load_adapter(str(folder), adapter_name=_adapter_name(name), is_trainable=False)
     if report.unexpected_keys:
         raise ValueError(
             f"The adapter in {folder} has weights for {report.unexpected_keys[0]}, which the base "
             f"{student.path} lacks: it was trained on another model."
         )
     return host
+
+
+def _adapter_name(teacher: str) -> str:
+    """Never that of the student's own adapter, and without dots, which PEFT does not take."""
+    return f"teacher_{teacher.replace('.', '_')}"
 
 
 def _shaped(sampling: Sampling, mine: int, size: int) -> Sampling:

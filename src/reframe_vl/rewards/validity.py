@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from reframe_vl.tools.base import Reason
 from reframe_vl.types import CallStatus, Provenance, Rollout, Termination
 
 _CUT = frozenset(
@@ -28,7 +27,7 @@ class ValidityWeights:
         no_answer: A last turn without an answer, or with an empty one.
         several_answers: More than one answer block in the last turn.
         truncated: Cut by a limit of tokens or turns before an answer.
-        unended_turn: Each turn whose call was read, but which went on to the limit of its length: a
+        unended_turn: Each turn before the last one that went on to the limit of its length: a
             policy that need not end its turns forgets how to, and teaches its students the same.
         refusal_streak: Ended after too many refused calls in a row.
         max_counted: Calls and turns beyond this number cost nothing more.
@@ -77,19 +76,16 @@ def validity_counts(rollout: Rollout) -> dict[str, int]:
 
 
 def _unended_turns(rollout: Rollout) -> int:
-    """Turns with a call that was read, and that the limit of a turn's length ended."""
+    """Turns before the last one that the limit of a turn's length ended, their call read or not."""
     if not rollout.contexts:
         return 0
-    # The last context shows all turns, those before a drop too.
-    spans = rollout.contexts[-1].spans
-    cut = sum(
+    # The last context shows all turns, those before a drop too; the gate's calls end by themselves.
+    return sum(
         span.provenance is Provenance.SAMPLED
         and after.provenance is Provenance.OBSERVED
         and span.token_ids[-1] not in rollout.sampling.stop_ids
-        for span, after in pairwise(spans)
+        for span, after in pairwise(rollout.contexts[-1].spans)
     )
-    # A call that was cut itself is charged as a refused one.
-    return cut - sum(call.reason == Reason.TRUNCATED_CALL for call in rollout.calls)
 
 
 def validity_penalty(rollout: Rollout, weights: ValidityWeights) -> float:
