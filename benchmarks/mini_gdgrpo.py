@@ -7,13 +7,13 @@ from their checkpoints. All rows have one protocol: worlds, bases, settings (min
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 
 import common
+from experiment import Work, arguments, carry_out
 from mini_gdgrpo_report import write_report
-from mini_rows import ProtocolError, Rows, Settings
+from mini_rows import Rows, Settings
 from mini_runs import (
     ABLATIONS,
     FULL,
@@ -24,7 +24,6 @@ from mini_runs import (
     frozen_base,
     other_modality,
 )
-from side_by_side import Children, work_off
 
 BASES = (0, 1, 2)
 QUICK_SEED = 100
@@ -72,11 +71,7 @@ def _video(base: int) -> list[Run]:
 
 def main() -> None:
     """Makes the runs that are missing, and writes table, JSON and plot of what there is."""
-    parser = common.arguments(__doc__ or "")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side")
-    parser.add_argument("--minutes", type=float, help="begin no run after so many")
-    parser.add_argument("--report-only", action="store_true", help="of the rows that there are")
-    args = parser.parse_args()
+    args = arguments(__doc__ or "").parse_args()
     runs, settings, folder = grid(), Settings(), common.RESULTS
     logs = common.ROOT / "logs" / "mini_gdgrpo"
     if args.quick:
@@ -86,20 +81,11 @@ def main() -> None:
     rows = Rows(folder / "mini_gdgrpo" / "rows")
     by_name = {run.name: run for run in runs}
 
-    def work(name: str, children: Children) -> None:
-        finish(by_name[name], settings, rows, logs, children)
+    def begin() -> Work:
+        rows.begin(settings)
+        return lambda name, children: finish(by_name[name], settings, rows, logs, children)
 
-    fine = True
-    try:
-        if not args.report_only:
-            rows.begin(settings)
-            missing = [name for name in by_name if not rows.has(name)]
-            fine = work_off(missing, work, args.jobs, args.minutes)
-        write_report(runs, rows, folder, args.json)
-    except ProtocolError as error:
-        raise SystemExit(str(error)) from None
-    if not fine:
-        raise SystemExit(1)
+    carry_out(args, list(by_name), rows, begin, lambda: write_report(runs, rows, folder, args.json))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ their checkpoints. All rows have one protocol.
 
 from __future__ import annotations
 
-import os
 import shutil
 
 import common
-from mini_rows import ProtocolError, Rows
+from experiment import Work, arguments, carry_out
+from mini_rows import Rows
 from reframe_report import write_report
 from reframe_runs import BASE, FILES, METHODS, Laboratory, Run, Settings
-from side_by_side import Children, work_off
 
 BASES, SEEDS = (0, 1, 2), (0, 1)
 QUICK_SEED = 100
@@ -42,11 +41,7 @@ def quick_grid() -> list[Run]:
 
 def main() -> None:
     """Makes the runs that are missing, and writes table, JSON and plot of what there is."""
-    parser = common.arguments(__doc__ or "")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side")
-    parser.add_argument("--minutes", type=float, help="begin no run after so many")
-    parser.add_argument("--report-only", action="store_true", help="of the rows that there are")
-    args = parser.parse_args()
+    args = arguments(__doc__ or "").parse_args()
     runs, settings, folder = grid(), Settings(), common.RESULTS
     logs = common.ROOT / "logs" / "mini_reframe"
     if args.quick:
@@ -55,21 +50,12 @@ def main() -> None:
         shutil.rmtree(logs, ignore_errors=True)
     rows = Rows(folder / "mini_reframe" / "rows", FILES)
     by_name = {run.name: run for run in runs}
-    fine = True
-    try:
-        if not args.report_only:
-            laboratory = Laboratory(settings, rows, logs)
 
-            def work(name: str, children: Children) -> None:
-                laboratory.finish(by_name[name], children)
+    def begin() -> Work:
+        laboratory = Laboratory(settings, rows, logs)
+        return lambda name, children: laboratory.finish(by_name[name], children)
 
-            missing = [name for name in by_name if not rows.has(name)]
-            fine = work_off(missing, work, args.jobs, args.minutes)
-        write_report(runs, rows, folder, args.json)
-    except ProtocolError as error:
-        raise SystemExit(str(error)) from None
-    if not fine:
-        raise SystemExit(1)
+    carry_out(args, list(by_name), rows, begin, lambda: write_report(runs, rows, folder, args.json))
 
 
 if __name__ == "__main__":

@@ -116,8 +116,9 @@ def instrument(clock: Clock, steps: list[dict[str, float]]) -> None:
         (ViewMaker, "patches", "images"),
         (ViewMaker, "view", "images"),
         (world.MiniImage, "look", "media"),
-        (collector, "build_prompt", "prompts and turns"),
-        (episode.Episode, "_answer_call", "prompts and turns"),
+        (collector, "build_prompt", "prompts"),
+        # What awaits cannot be timed from outside; this is the part of a turn that takes time.
+        (episode.Episode, "_observe", "observations"),
         (evidence_reward, "score", "rewards"),
         (gdgrpo.GDGRPO, "prepare", "batches"),
         (rollout_log.RolloutLog, "on_train_epoch_end", "rollouts to disk"),

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.algorithms.sft import trainable
+from reframe_vl.data.order import SeededOrder
 from reframe_vl.data.report import RecordError
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.views import ViewMaker
@@ -205,9 +205,9 @@ class RecordedRolloutsCallback(Callback):
         if passes is not None and passes < 1:
             raise ValueError(f"passes is {passes}: give at least 1, or null for as many as needed.")
         self.groups = RecordedGroups(runs, keep)
-        self.prompts_per_step, self.passes, self.seed = prompts_per_step, passes, seed
+        self.prompts_per_step, self.passes = prompts_per_step, passes
         self.position = 0
-        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+        self._order = SeededOrder(seed)
         if len(self.groups) < prompts_per_step:
             raise ValueError(
                 f"{', '.join(map(str, self.groups.folders))}: {len(self.groups)} groups to learn "
@@ -268,14 +268,8 @@ class RecordedRolloutsCallback(Callback):
         end = self.position + self.prompts_per_step
         positions = range(self.position + rank, end, world_size)
         self.position = end
-        return [self.groups.read(self._index(position), policy) for position in positions]
-
-    def _index(self, position: int) -> int:
-        number, offset = divmod(position, len(self.groups))
-        if self._order is None or self._order[0] != number:
-            rng = np.random.default_rng([self.seed, number])
-            self._order = (number, rng.permutation(len(self.groups)))
-        return int(self._order[1][offset])
+        size = len(self.groups)
+        return [self.groups.read(self._order.index(at, size), policy) for at in positions]
 
     def _left_out(self) -> str:
         reasons = sorted(self.groups.left_out.items())

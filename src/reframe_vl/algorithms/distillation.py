@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reframe_vl.algorithms.losses import (
     Metrics,
+    masked,
     nll_loss,
     sampler_metrics,
     sampler_ratio,
@@ -58,8 +59,7 @@ def distillation_loss(
     own_T = select(active_T, logprobs_T)
     sampler_T = select(active_T, sampler_T).detach()
     ratio_T = sampler_ratio(own_T, sampler_T)
-    # Asked this way round a NaN stays in, to be seen in the loss.
-    w_T = torch.where((ratio_T < band[0]) | (ratio_T > band[1]), 0.0, ratio_T)
+    w_T = masked(ratio_T, band)
     # Dropped tokens may be infinitely far from the teacher: they leave before any product.
     advantages_T = select(active_T & (w_T != 0), teacher_T - own_T + advantages_T).detach()
     kept_T = torch.where(w_T != 0, own_T, 0.0)
@@ -106,8 +106,7 @@ def outside_band(
     logprobs_T: Float[Tensor, "T"], sampler_T: Float[Tensor, "T"], band: tuple[float, float]
 ) -> Bool[Tensor, "T"]:
     """Tokens whose ratio of trainer to sampler lies outside of the band; none without a sampler."""
-    ratio_T = (logprobs_T.detach().float() - sampler_T).exp()
-    return (ratio_T < band[0]) | (ratio_T > band[1])
+    return masked(sampler_ratio(logprobs_T.float(), sampler_T.float()), band) == 0
 
 
 def domain_metrics(

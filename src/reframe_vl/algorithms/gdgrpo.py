@@ -163,9 +163,7 @@ class GDGRPO(PolicyModule):
         if scores.entropy_T is not None:
             metrics["entropy_sum"] = scores.entropy_T.detach().sum()
         self.gather_metrics(metrics)
-        # Lightning divides by K and strategies average over ranks; the weights already hold the
-        # global normaliser.
-        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+        return self.scaled(loss, batch)
 
     def _assign_advantages(self, group: RolloutGroup) -> None:
         rollouts = group.rollouts

@@ -167,6 +167,12 @@ def sampler_ratio(
     return _bounded_exp(torch.where(sampler_T.isnan(), 0.0, log_ratio_T))
 
 
+def masked(ratio_T: Float[Tensor, "T"], band: tuple[float, float]) -> Float[Tensor, "T"]:
+    """Ratios within the band; 0 outside of it: such a token is dropped."""
+    # Asked this way round a NaN stays in, to be seen in the loss.
+    return torch.where((ratio_T < band[0]) | (ratio_T > band[1]), 0.0, ratio_T)
+
+
 def sampler_metrics(
     logprobs_T: Float[Tensor, "T"],
     sampler_T: Float[Tensor, "T"],
@@ -298,8 +304,7 @@ def _correction(
         case "truncated":
             return raw_T.clamp(max=cap)
         case "masked":
-            # Asked this way round a NaN stays in, to be seen in the loss.
-            return torch.where((raw_T < band[0]) | (raw_T > band[1]), 0.0, raw_T)
+            return masked(raw_T, band)
         case _:
             raise ValueError(
                 f"Unknown importance correction {importance!r}: use 'none', 'truncated' or "

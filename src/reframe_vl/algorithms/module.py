@@ -117,6 +117,14 @@ class PolicyModule(LightningModule, ABC):
         """On several ranks every parameter must get a gradient on every one of them."""
         return loss + self.zero_loss() if self.trainer.world_size > 1 else loss
 
+    def scaled(self, loss: Tensor, batch: MicroBatch) -> Tensor:
+        """What ``training_step`` gives back, so that the accumulated gradient is the step's.
+
+        Lightning divides by K and strategies average over ranks; a micro-batch's weights already
+        hold the global normaliser.
+        """
+        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+
     def _trainable(self) -> Iterator[Tensor]:
         return (p for p in self.policy.parameters() if p.requires_grad)
 

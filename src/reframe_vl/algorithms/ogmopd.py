@@ -164,7 +164,7 @@ class OGMOPD(PolicyModule):
             else self._divergence_loss(batch)
         )
         self.gather_metrics(metrics | {"loss_sum": loss.detach()})
-        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+        return self.scaled(loss, batch)
 
     # ------------------------------------------------------------------ the two forms
 

@@ -120,9 +120,7 @@ class SFT(PolicyModule):
                 "loss_sum": loss,
             }
         )
-        # Lightning divides by K and strategies average over ranks; the weights already hold the
-        # global normaliser.
-        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+        return self.scaled(loss, batch)
 
     def _to_train(self, rollout: Rollout) -> Rollout:
         """The rollout with all that is to be trained in its contexts, and nothing else."""

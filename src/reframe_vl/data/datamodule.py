@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
+from reframe_vl.data.order import SeededOrder
 from reframe_vl.data.records import Record, iter_records
 from reframe_vl.data.report import Problem, Report
 from reframe_vl.data.validation import validate_record
@@ -152,15 +152,14 @@ class SampleDataModule(LightningDataModule):
         self.train = train
         self.evaluation = evaluation if evaluation is not None else train
         self.conflict = conflict
-        self.seed = seed
         self.position = 0
-        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+        self._order = SeededOrder(seed)
 
     def next_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
         """This rank's share of the next ``count`` samples; all ranks advance together."""
         positions = range(self.position + rank, self.position + count, world_size)
         self.position += count
-        return [self.train[self._index(position)] for position in positions]
+        return [self.train[self._order.index(at, len(self.train))] for at in positions]
 
     def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
         """Drops samples of record files that have a problem, before the first step."""
@@ -175,13 +174,6 @@ class SampleDataModule(LightningDataModule):
     def conflict_samples(self, limit: int | None = None) -> list[Sample] | None:
         """The same with a misleading shortcut, where the data have such a set."""
         return None if self.conflict is None else _first(self.conflict, limit)
-
-    def _index(self, position: int) -> int:
-        epoch, offset = divmod(position, len(self.train))
-        if self._order is None or self._order[0] != epoch:
-            rng = np.random.default_rng([self.seed, epoch])
-            self._order = (epoch, rng.permutation(len(self.train)))
-        return int(self._order[1][offset])
 
     def train_dataloader(self) -> Any:
         """Samples reach training as rollouts: the algorithm's loader asks for them by the step."""

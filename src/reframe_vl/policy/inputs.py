@@ -5,8 +5,9 @@ The only owner of expansion: everything else holds one placeholder an image or v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -42,17 +43,30 @@ class ExpandedContext:
 
     def shared_with(self, other: ExpandedContext) -> int:
         """Tokens at the beginning that both have, images compared as images."""
-        both = min(len(self.token_ids), len(other.token_ids))
-        differs = np.flatnonzero(self.token_ids[:both] != other.token_ids[:both])
-        shared = int(differs[0]) if len(differs) else both
-        for mine, theirs in zip(self.blocks, other.blocks, strict=False):
-            if mine != theirs:
-                return min(shared, mine[0], theirs[0])
-        return shared
+        return shared_prefix(self.token_ids, self.blocks, other.token_ids, other.blocks)
 
     def views_from(self, start: int) -> list[View]:
         """Views whose tokens begin at ``start`` or later."""
         return [view for at, view in self.blocks if at >= start]
+
+
+def shared_prefix(
+    token_ids: npt.NDArray[np.int64],
+    blocks: Sequence[tuple[int, View]],
+    other_ids: npt.NDArray[np.int64],
+    other_blocks: Sequence[tuple[int, View]],
+) -> int:
+    """Tokens at the beginning that two expanded sequences have, images compared as images.
+
+    Equal ids may stand for different images: the sequences part where the first of these begins.
+    """
+    both = min(len(token_ids), len(other_ids))
+    differs = np.flatnonzero(token_ids[:both] != other_ids[:both])
+    shared = int(differs[0]) if len(differs) else both
+    for mine, theirs in zip_longest(blocks, other_blocks):
+        if mine != theirs:
+            return min(shared, *(block[0] for block in (mine, theirs) if block is not None))
+    return shared
 
 
 def expand(

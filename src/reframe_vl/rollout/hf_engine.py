@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reframe_vl.policy.inputs import ExpandedContext
+from reframe_vl.policy.inputs import ExpandedContext, shared_prefix
 from reframe_vl.policy.model import (
     Batch,
     VisionLanguageModel,
@@ -46,15 +46,9 @@ class _Session:
         """
         if self.cache is None:
             return 0
+        shared = shared_prefix(self.token_ids, self.blocks, row.token_ids, row.blocks)
         # One token must run to predict the next.
-        both = min(len(self.token_ids), len(row.token_ids) - 1)
-        differs = np.flatnonzero(self.token_ids[:both] != row.token_ids[:both])
-        shared = int(differs[0]) if len(differs) else both
-        for mine, other in itertools.zip_longest(self.blocks, row.blocks):
-            starts = [block[0] for block in (mine, other) if block is not None]
-            if mine != other and min(starts) < shared:
-                shared = min(starts)
-                break
+        shared = min(shared, len(row.token_ids) - 1)
         for start, view in row.blocks:
             if start < shared < start + view.num_tokens:
                 shared = start
