@@ -5,10 +5,12 @@ they do by default but evaluation: drawing or reading media, prompts, tools, rew
 batches, rollouts written to disk, TensorBoard, checkpoints. Times are exclusive (a part that runs
 inside another is taken out of it) and medians over steps, the first ones left out.
 
-- generation: the engine's waves, prompts and decoding.
+- generation: the engine's waves, prompts and decoding, with what it expands for them.
 - forward: `policy.score`, without what is cut and packed for it on the CPU.
 - backward, optimiser: Lightning's own; the optimiser with clipping.
-- overhead: all the rest, by part. "overhead_share" is the largest over the settings.
+- overhead: all the rest, by part. "overhead_share" is the largest over the settings. What runs
+  beside the model in threads (the next step's prompts, rollouts to disk) counts where it is waited
+  for.
 
 Settings: the embedded default as `make train` has it, and a random Qwen3-VL of hidden size 256 on
 the same world at larger views (about 1,000 prompt tokens, 64 tokens a turn).
@@ -20,6 +22,7 @@ import functools
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -34,6 +37,8 @@ sys.path.insert(0, str(common.ROOT / "src"))
 
 MODEL_PARTS = ("generation", "forward", "backward", "optimiser")
 SKIPPED = 2
+BESIDE = ("prompts-ahead", "rollout-writer")
+"""Threads that work beside the model: their time is not the step's, though it slows the rest."""
 LARGER = {
     "limits.view_pixels": 524288,
     "limits.tool_view_pixels": 65536,
@@ -57,6 +62,11 @@ class Clock:
         now = time.perf_counter()
         self.seconds[self._stack[-1]] += now - self._since
         self._since = now
+
+    @property
+    def within(self) -> str:
+        """The part that is under way."""
+        return self._stack[-1]
 
     def begin(self, part: str) -> None:
         """Enters a part."""
@@ -84,13 +94,15 @@ class Clock:
         return dict(taken)
 
 
-def wrap(clock: Clock, owner: Any, name: str, part: str) -> None:
-    """Counts a function's time as a part's."""
+def wrap(clock: Clock, owner: Any, name: str, part: str | None) -> None:
+    """Counts a function's time as a part's; None is for what engine and scoring both call."""
     function: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        with clock.part(part):
+        if threading.current_thread().name.startswith(BESIDE):
+            return function(*args, **kwargs)
+        with clock.part(part or ("packing" if clock.within == "forward" else "generation")):
             return function(*args, **kwargs)
 
     setattr(owner, name, timed)
@@ -112,7 +124,7 @@ def instrument(clock: Clock, steps: list[dict[str, float]]) -> None:
         (HFEngine, "_generate", "generation"),
         (gdgrpo, "score", "forward"),
         (score, "plant", "packing"),
-        (VisionLanguageModel, "expand", "packing"),
+        (VisionLanguageModel, "expand", None),
         (ViewMaker, "patches", "images"),
         (ViewMaker, "view", "images"),
         (world.MiniImage, "look", "media"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.rollout import RolloutCallback, find_callback
 from reframe_vl.rewards.total import RewardWeights, score
 from reframe_vl.schedules import call_decay
@@ -30,7 +31,8 @@ class EvidenceRewardCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs f(p) times its weight; the components are logged with the rollouts."""
         decay = call_decay(self._progress, self.weights.kappa)
-        pl_module.log("reward_weight/call", self.weights.call * decay)
+        if isinstance(pl_module, PolicyModule):
+            pl_module.log_step({"reward_weight/call": self.weights.call * decay})
 
     def _score(self, rollout: Rollout, sample: Sample, progress: float) -> None:
         self._progress = progress

@@ -69,7 +69,7 @@ class HealthCallback(Callback):
             logger.warning("Step %d: %s", trainer.current_epoch, alarms[name])
         self._raised = set(alarms)
         self._steps_in_alarm = self._steps_in_alarm + 1 if alarms else 0
-        pl_module.log("health/alarm", float(len(alarms)))
+        pl_module.log_step({"health/alarm": float(len(alarms))})
         if self.limits.stop_after and self._steps_in_alarm >= self.limits.stop_after:
             logger.error("Training ends: %d steps in alarm.", self._steps_in_alarm)
             trainer.should_stop = True

@@ -127,6 +127,7 @@ class RolloutCallback(Callback):
         # First: a call that still runs ends with its tool.
         close_tools(self.tools)
         if self.collector is not None:
+            self.collector.ahead.close()
             self.collector.engine.close()
             self.collector.loop.stop()
             self.collector = None
@@ -164,9 +165,9 @@ class RolloutCallback(Callback):
             )
         module = _policy_module(trainer.lightning_module)
         progress = step_progress(trainer)
-        samples = trainer.datamodule.next_samples(  # type: ignore[attr-defined]
-            self.prompts_per_step, trainer.global_rank, trainer.world_size
-        )
+        data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        share = (self.prompts_per_step, trainer.global_rank, trainer.world_size)
+        samples = data.next_samples(*share)
         plan = Plan(
             step=module.step,
             num_rollouts=self.rollouts_per_prompt,
@@ -177,6 +178,8 @@ class RolloutCallback(Callback):
             gate=self.gate(progress) if self.gate else None,
         )
         groups = collector.collect(samples, plan)
+        if trainer.current_epoch + 1 != trainer.max_epochs:
+            collector.ahead.begin(data.coming_samples(*share))
         for group in groups:
             for rollout in group.rollouts:
                 score(rollout, group.sample, progress)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.data.media import MediaError
@@ -34,37 +35,40 @@ class RolloutLog(Callback):
         """Nothing is written before the first step."""
         self.folder = Path(folder)
         self.pictures_every, self.pictures, self.save = pictures_every, pictures, save
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
-        self._images: Future[None]
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-writer")
+        self._written: Future[Path] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts what an earlier attempt wrote after the checkpoint."""
         if self.save:
             self._store(trainer).cut(trainer.current_epoch)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
-        """Begins to write the step's images, beside the update."""
-        if self.save and batch_idx == 0 and isinstance(pl_module, PolicyModule):
-            store, groups = self._store(trainer), pl_module.loader.groups
-            self._images = self._writer.submit(store.write_images, groups)
+        """Begins to write the step: the backward pass leaves time for it."""
+        if isinstance(pl_module, PolicyModule):
+            self._begin(trainer, pl_module)
+
+    def _begin(self, trainer: Trainer, module: PolicyModule) -> None:
+        if self.save and self._written is None:
+            decode = Encoder(module.components.tokenizer).decode
+            self._written = self._writer.submit(
+                self._store(trainer).write, module.step, module.loader.groups, decode
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the step."""
+        """Waits until the step is on disk, and logs it."""
         if not isinstance(pl_module, PolicyModule):
             return
+        self._begin(trainer, pl_module)
+        if self._written is not None:
+            self._written.result()
+            self._written = None
         groups = pl_module.loader.groups
         encoder = Encoder(pl_module.components.tokenizer)
-        if self.save:
-            # Before the file, which so never names an image that is not there.
-            self._images.result()
-            self._store(trainer).write(pl_module.step, groups, encoder.decode)
-        pl_module.log_dict(
-            {f"rollouts/{name}": value for name, value in pl_module.loader.statistics().items()},
-            batch_size=1,
-            sync_dist=trainer.world_size > 1,
-        )
+        numbers = pl_module.loader.statistics()
+        pl_module.log_step({f"rollouts/{name}": value for name, value in numbers.items()})
         if self.pictures_every and pl_module.step % self.pictures_every == 0:
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:

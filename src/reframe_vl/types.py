@@ -264,6 +264,13 @@ class Span:
     views: tuple[View, ...] = ()
     carried: bool = False
 
+    @cached_property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """``token_ids`` as an array that is not written to."""
+        ids = np.array(self.token_ids, np.int64)
+        ids.flags.writeable = False
+        return ids
+
     @property
     def trained(self) -> bool:
         """Whether the tokens are trained in this context."""

@@ -31,8 +31,8 @@ class Fake(PolicyModule):
         self.loader = RolloutLoader(1, groups=made)
         self.logged = {}
 
-    def log(self, name, value, **_):
-        self.logged[name] = value
+    def log_step(self, values):
+        self.logged |= values
 
 
 class FakeTrainer(Trainer):

@@ -8,7 +8,7 @@ from reframe_vl.tools.base import StatefulTool
 from reframe_vl.tools.crop_image import CropImage
 
 
-class Counting(CropImage):
+class Counting(CropImage, StatefulTool):
     closed = 0
 
     def session(self, media):

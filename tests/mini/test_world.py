@@ -117,7 +117,7 @@ def test_a_view_of_whole_units_is_the_area_average_of_the_canvas(units):
     box = (x, y, min(8, x + 1 + w), min(8, y + 1 + h))
     x0, y0, x1, y1 = (v * UNIT_PX for v in box)
     image = clean(MiniWorld(n_objects=4).sample("train", 1).media)
-    region = image.canvas()[y0:y1, x0:x1].astype(np.float64)
+    region = image.canvas[y0:y1, x0:x1].astype(np.float64)
     # Enlarge by 32 and average blocks: exact for any whole number of pixels.
     rows = region.repeat(32, 0).reshape(32, -1, *region.shape[1:]).mean(1)
     expected = rows.repeat(32, 1).reshape(32, 32, -1, 3).mean(2)

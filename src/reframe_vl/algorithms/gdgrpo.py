@@ -193,12 +193,8 @@ class GDGRPO(PolicyModule):
 
     def on_train_epoch_end(self) -> None:
         """Logs the step's metrics, and what was selected."""
+        self.log_step({f"selection/{name}": value for name, value in self._selected.items()})
         super().on_train_epoch_end()
-        self.log_dict(
-            {f"selection/{name}": value for name, value in self._selected.items()},
-            batch_size=1,
-            sync_dist=self.trainer.world_size > 1,
-        )
 
     def _score_before_updates(self, batch: MicroBatch) -> None:
         contexts = [item.context for item in batch.items]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -52,6 +53,7 @@ class PolicyModule(LightningModule, ABC):
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.loader = RolloutLoader(num_batches=0)
         self._metrics: dict[str, Tensor] = {}
+        self._values: dict[str, float] = {}
         self._reference: VisionLanguageModel | None = None
 
     # ------------------------------------------------------------------ what an algorithm gives
@@ -220,12 +222,27 @@ class PolicyModule(LightningModule, ABC):
                 # "kl_gap" is a mean over "kl_tokens" and "image/kl" one over "image/tokens".
                 of = max((n for n in counts if name.startswith(n[:-6])), key=len, default="")
                 means[base] = value / counts.get(of, torch.ones(())).clamp(min=1)
-        # The horizontal axis of every curve: optimiser updates would stretch it where U > 1.
-        self.log("step", float(self.step))
-        self.log_dict(
-            {f"train/{name}": value.float() for name, value in means.items()},
-            batch_size=1,
-            sync_dist=self.trainer.world_size > 1,
+        self.log_step({f"train/{name}": float(value) for name, value in means.items()})
+        self._publish()
+
+    def log_step(self, values: Mapping[str, float]) -> None:
+        """Adds numbers of the step to what is logged at its end.
+
+        ``self.log`` takes a millisecond a number, and a communication of its own on several ranks.
+        """
+        self._values |= values
+
+    def _publish(self) -> None:
+        """Gives the step's numbers to the loggers, and to callbacks that monitor one."""
+        values, self._values = self._values, {}
+        if self.trainer.world_size > 1:
+            values = mean_over_ranks(values)
+        # The horizontal axis is the step: optimiser updates would stretch it where U > 1.
+        for board in self.trainer.loggers:
+            board.log_metrics(values, self.step)
+            board.save()
+        self.trainer.callback_metrics.update(
+            {name: torch.tensor(value) for name, value in values.items()}
         )
 
     # The base is loaded from its folder and an adapter's frozen base never changes.
@@ -255,3 +272,14 @@ class PolicyModule(LightningModule, ABC):
                 f"{unknown[0]}): resume with the model it was made from."
             )
         checkpoint["state_dict"] = own | checkpoint["state_dict"]
+
+
+def mean_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """Means over the ranks that have a number; maxima of those whose name ends in ``_max``."""
+    ranks: list[Mapping[str, float]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, dict(values))
+    result: dict[str, float] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        found = [rank[name] for rank in ranks if name in rank]
+        result[name] = max(found) if name.endswith("_max") else sum(found) / len(found)
+    return result

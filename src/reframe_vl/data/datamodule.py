@@ -157,8 +157,13 @@ class SampleDataModule(LightningDataModule):
 
     def next_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
         """This rank's share of the next ``count`` samples; all ranks advance together."""
-        positions = range(self.position + rank, self.position + count, world_size)
+        samples = self.coming_samples(count, rank, world_size)
         self.position += count
+        return samples
+
+    def coming_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
+        """What ``next_samples`` will give."""
+        positions = range(self.position + rank, self.position + count, world_size)
         return [self.train[self._order.index(at, len(self.train))] for at in positions]
 
     def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:

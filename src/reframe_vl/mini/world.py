@@ -114,13 +114,10 @@ class MiniImage(ImageMedia):
         """(width, height) of the canvas in pixels."""
         return (CANVAS_PX, CANVAS_PX)
 
+    @property
     def canvas(self) -> npt.NDArray[np.float32]:
-        """Draws the scene without cue and noise, shape (128, 128, 3), values 0 to 255."""
-        canvas = np.full((CANVAS_PX, CANVAS_PX, 3), float(self.background), np.float32)
-        for square in self.squares:
-            x0, y0, x1, y1 = (int(v) for v in square.box)
-            canvas[y0:y1, x0:x1] = digit_tile(square.color, square.digit, SQUARE_PX)
-        return canvas
+        """The scene without cue and noise, shape (128, 128, 3), values 0 to 255."""
+        return _draw(self.squares, self.background)
 
     def look(self, box: Box | None, max_pixels: int = VIEW_BUDGET) -> RGB:
         """Renders the whole picture, with the cue, or a region of it, without.
@@ -141,8 +138,9 @@ class MiniImage(ImageMedia):
                 f"The box {box} does not lie within the canvas of {CANVAS_PX}×{CANVAS_PX} pixels "
                 "with x0 < x1 and y0 < y1: clip it first."
             )
-        rows = np.tensordot(area_weights(y0, y1, side), self.canvas(), (1, 0))
-        view = np.matmul(area_weights(x0, x1, side), rows)
+        seen = self.canvas[math.floor(y0) : math.ceil(y1), math.floor(x0) : math.ceil(x1)]
+        rows = _region_weights(y0, y1, side) @ seen.reshape(len(seen), -1)
+        view = np.matmul(_region_weights(x0, x1, side), rows.reshape(side, -1, 3))
         if box is None:
             draw_ring(view, self.cue_digit)
         region = () if box is None else (x0, y0, x1, y1)
@@ -150,11 +148,32 @@ class MiniImage(ImageMedia):
         return sense(view, self.noise_std, np.random.default_rng([self.noise_seed, *words]))
 
 
+@lru_cache(maxsize=64)
+def _draw(squares: tuple[Square, ...], background: int) -> npt.NDArray[np.float32]:
+    """A group's rollouts look at one canvas again and again."""
+    canvas = np.full((CANVAS_PX, CANVAS_PX, 3), float(background), np.float32)
+    for square in squares:
+        x0, y0, x1, y1 = (int(v) for v in square.box)
+        canvas[y0:y1, x0:x1] = digit_tile(square.color, square.digit, SQUARE_PX)
+    canvas.flags.writeable = False
+    return canvas
+
+
+def _region_weights(start: float, stop: float, num_out: int) -> npt.NDArray[np.float32]:
+    """``area_weights`` of the pixels that the region touches."""
+    return area_weights(start, stop, num_out)[:, math.floor(start) : math.ceil(stop)]
+
+
 def sense(pixels: npt.NDArray[np.float32], noise_std: float, rng: np.random.Generator) -> RGB:
     """Adds the sensor's noise to pixel values of 0 to 255 and makes them 8-bit."""
-    noise = rng.standard_normal(pixels.shape, dtype=np.float32)
-    sensed = pixels / 127.5 - 1.0 + np.float32(noise_std) * noise
-    return np.round(np.clip(sensed, -1.0, 1.0) * 127.5 + 127.5).astype(np.uint8)
+    sensed = rng.standard_normal(pixels.shape, dtype=np.float32)
+    sensed *= np.float32(noise_std)
+    sensed += pixels / 127.5 - 1.0
+    # In place: new arrays take longer than what is done to them.
+    np.clip(sensed, -1.0, 1.0, out=sensed)
+    sensed *= 127.5
+    sensed += 127.5
+    return np.round(sensed, out=sensed).astype(np.uint8)
 
 
 def draw_ring(view: npt.NDArray[np.float32], digit: int) -> None:

@@ -81,6 +81,7 @@ class VisionLanguageModel(nn.Module):
         model: The wrapped model; its parameters are this module's parameters.
         view_maker: Resizes images for this model.
         visual_cache: Keeps what a frozen vision tower gave; None keeps nothing.
+        placeholders: The ids that stand for an image and for a video.
     """
 
     def __init__(
@@ -103,6 +104,14 @@ class VisionLanguageModel(nn.Module):
                 f"{type(base).__name__} is not of a known family: Qwen3.5, Qwen3-VL and Qwen2.5-VL "
                 "models have model.visual and model.language_model."
             )
+        # Kept, since transformers' configurations are slow to read and every context asks.
+        config = self.config
+        self.placeholders = {
+            Modality.IMAGE: int(config.image_token_id),
+            Modality.VIDEO: int(config.video_token_id),
+        }
+        # Only Qwen2.5-VL's videos run along the time axis of their positions.
+        self._tokens_per_second = getattr(config.vision_config, "tokens_per_second", None)
         # Older releases have no deep-stack argument: features handed to it would be lost.
         forward = inspect.signature(self.language_model.forward).parameters
         self._takes_deepstack = "deepstack_visual_embeds" in forward
@@ -143,15 +152,6 @@ class VisionLanguageModel(nn.Module):
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
         return int(self.config.get_text_config().vocab_size)
-
-    @property
-    def placeholders(self) -> dict[Modality, int]:
-        """The ids that stand for an image and for a video."""
-        config = self.config
-        return {
-            Modality.IMAGE: int(config.image_token_id),
-            Modality.VIDEO: int(config.video_token_id),
-        }
 
     @property
     def recomputes_layers(self) -> bool:
@@ -218,9 +218,9 @@ class VisionLanguageModel(nn.Module):
 
     def expand(self, context: Context) -> ExpandedContext:
         """Expands a context for this model."""
-        # Only Qwen2.5-VL's videos run along the time axis of their positions.
-        tokens_per_second = getattr(self.config.vision_config, "tokens_per_second", None)
-        return expand(context, self.placeholders, self.view_maker.merge_size, tokens_per_second)
+        return expand(
+            context, self.placeholders, self.view_maker.merge_size, self._tokens_per_second
+        )
 
     def batch(self, rows: Sequence[ExpandedContext], starts: Sequence[int] | None = None) -> Batch:
         """Pads rows on the right.

@@ -6,7 +6,9 @@ processor of the family (vLLM's, transformers') leaves it as it is.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,19 +156,21 @@ class ViewMaker:
         Raises:
             ViewError: A view was read back without its pixels.
         """
-        rows: list[npt.NDArray[np.float32] | None] = [None] * len(views)
         frames = [_frames(view) for view in views]
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for index, pixels in enumerate(frames):
-            by_shape.setdefault(pixels.shape, []).append(index)
-        for members in by_shape.values():
-            stack = np.stack([frames[index] for index in members])
-            for index, row in zip(members, self._cut(stack), strict=True):
-                rows[index] = row
-        return np.concatenate([row for row in rows if row is not None])
+        sizes = [math.prod(view.grid_thw) for view in views]
+        depth = 3 * self.temporal_patch_size * self.patch_size**2
+        patches = np.empty((sum(sizes), depth), np.float32)
+        start = 0
+        # Neighbours of one shape are cut together.
+        for _, group in itertools.groupby(range(len(views)), lambda index: frames[index].shape):
+            members = list(group)
+            stop = start + len(members) * sizes[members[0]]
+            self._cut(np.stack([frames[index] for index in members]), patches[start:stop])
+            start = stop
+        return patches
 
-    def _cut(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """Patches, shape (views, patches, -1), of pixels of shape (views, frames, H, W, 3)."""
+    def _cut(self, pixels: npt.NDArray[np.uint8], patches: npt.NDArray[np.float32]) -> None:
+        """Fills patches, shape (patches, -1), from pixels of shape (views, frames, H, W, 3)."""
         p, m, t = self.patch_size, self.merge_size, self.temporal_patch_size
         views, frames, height, width, _ = pixels.shape
         if frames == 1:
@@ -179,14 +183,13 @@ class ViewMaker:
         cut = pixels.reshape(
             views, -1, shown, height // (m * p), m, p, width // (m * p), m, p, 3
         ).transpose(0, 1, 3, 6, 4, 7, 9, 2, 5, 8)
-        cut = np.ascontiguousarray(cut).reshape(views, -1, 3, shown, p, p)
-        patches = np.empty((*cut.shape[:3], t, p, p), np.float32)
+        cut = np.ascontiguousarray(cut).reshape(-1, 3, shown, p, p)
+        filled_in = patches.reshape(-1, 3, t, p, p)
         # There are few values: normalising each once is much less than every pixel's.
         scaled = np.arange(256, dtype=np.float32) * np.float32(1 / 255)
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
             normal = (scaled - np.float32(mean)) / np.float32(std)
-            patches[:, :, channel] = normal[cut[:, :, channel]]
-        return patches.reshape(views, -1, 3 * t * p**2)
+            filled_in[:, channel] = normal[cut[:, channel]]
 
 
 def _frames(view: View) -> npt.NDArray[np.uint8]:

@@ -28,8 +28,9 @@ def pairwise_iou(
         low_NE2 = np.maximum(a_N14[..., :2], b_1E4[..., :2])
         high_NE2 = np.minimum(a_N14[..., 2:], b_1E4[..., 2:])
         overlap_NE = (high_NE2 - low_NE2).clip(min=0.0).prod(axis=-1)
-        union_NE = _area(a_N14) + _area(b_1E4) - overlap_NE
-    valid_NE = (_area(a_N14) > 0) & (_area(b_1E4) > 0) & np.isfinite(union_NE) & (overlap_NE > 0)
+        area_N1, area_1E = _area(a_N14), _area(b_1E4)
+        union_NE = area_N1 + area_1E - overlap_NE
+    valid_NE = (area_N1 > 0) & (area_1E > 0) & np.isfinite(union_NE) & (overlap_NE > 0)
     return np.divide(overlap_NE, union_NE, out=np.zeros_like(union_NE), where=valid_NE)
 
 

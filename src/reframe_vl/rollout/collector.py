@@ -20,6 +20,7 @@ from reframe_vl.rollout.engine import Engine
 from reframe_vl.rollout.episode import Environment, Episode, ToolRunner
 from reframe_vl.rollout.gate import Gate, GateWatch, evidence_items
 from reframe_vl.rollout.prompt import Prompt, PromptSettings, build_prompt
+from reframe_vl.rollout.prompts_ahead import PromptsAhead
 from reframe_vl.tools.base import Tool
 from reframe_vl.types import (
     Rollout,
@@ -88,6 +89,7 @@ class Collector:
 
     Attributes:
         max_concurrent: Episodes that are under way at once.
+        ahead: Where prompts of later samples can be begun.
         seed: Of the run; with step, sample and index it seeds every rollout.
     """
 
@@ -97,6 +99,10 @@ class Collector:
     loop: EventLoopThread = field(repr=False)
     seed: int = 0
     max_concurrent: int = 256
+    ahead: PromptsAhead = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.ahead = PromptsAhead(self._prompt)
 
     def collect(self, samples: Sequence[Sample], plan: Plan) -> list[RolloutGroup]:
         """Plays ``plan.num_rollouts`` episodes on each sample.
@@ -157,9 +163,7 @@ class Collector:
         env = self.environment
         if plan.run_tool is not None:
             env = replace(env, run_tool=plan.run_tool(sample))
-        prompt = build_prompt(
-            sample, env.codec, env.encoder, env.view_maker, env.tools, self.prompts
-        )
+        prompt = self.ahead.take(sample)
         drops = draw_drops(
             plan.num_rollouts,
             plan.drop_probability,
@@ -183,6 +187,10 @@ class Collector:
             )
             for key, drop in zip(keys, drops, strict=True)
         ]
+
+    def _prompt(self, sample: Sample) -> Prompt:
+        env = self.environment
+        return build_prompt(sample, env.codec, env.encoder, env.view_maker, env.tools, self.prompts)
 
     def _key(self, sample: Sample, plan: Plan, index: int) -> RolloutKey:
         return RolloutKey(self.seed, plan.step, sample.id, index)

@@ -7,6 +7,7 @@ with a call is a :class:`Refusal`, a value and never an exception: a policy may 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -219,17 +220,18 @@ class Tool(Protocol):
         """
 
 
-@runtime_checkable
-class StatefulTool(Tool, Protocol):
+class StatefulTool(ABC):
     """A tool whose calls in a rollout build on each other, and may take long.
 
     Calls run in threads, so that several may look at one sample's media at once. A call raises
     :class:`ToolUnavailableError` where the tool has nothing to run on.
     """
 
+    @abstractmethod
     def session(self, media: Media) -> AbstractContextManager[Tool]:
         """The tool for one rollout on these media."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends what the tool started; it may be closed twice, and not used afterwards."""
 

@@ -13,6 +13,7 @@ from reframe_vl.tools.base import (
     Reason,
     Refusal,
     Scene,
+    StatefulTool,
     ToolImage,
     ToolRequest,
     ToolResult,
@@ -144,7 +145,7 @@ class PythonSession:
         return {"sizes": _sizes(found)}, b"".join(frame.tobytes() for frame in found)
 
 
-class PythonTool:
+class PythonTool(StatefulTool):
     """The tool ``python``: code in, its output and images out.
 
     A rollout's calls share an interpreter inside :meth:`session`; without one, each call has its
