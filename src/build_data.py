@@ -20,8 +20,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from reframe_vl.data.contact_sheet import SpreadChoice, write_contact_sheet
 from reframe_vl.data.evidence import MAX_FRAMES
 from reframe_vl.data.formats.media_facts import MediaFacts
 from reframe_vl.data.media import MediaError
@@ -41,6 +41,7 @@ from reframe_vl.data.stages.base import Stage, open_file
 from reframe_vl.data.stages.finalise import FinaliseSettings
 from reframe_vl.data.stages.looks import LookSettings
 from reframe_vl.data.stages.pool import PoolSettings, read_held_out
+from reframe_vl.data.summary import Labels, adapter_of, summary_table
 from reframe_vl.data.verifiers.asker import Asker
 from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.data.video import GridRule
@@ -72,6 +73,7 @@ class BuildConfig:
     held_out: list[str] = field(default_factory=list)
     near_distance: float | None = 4.0
     batch_size: int = 64
+    sheet: int = 12
 
 
 @dataclass
@@ -138,15 +140,30 @@ def build(config: BuildConfig) -> None:
         run_pipeline(stages, read, work, config.batch_size, told)
         found = dispositions(work, config.stages)
         _refuse_nothing(tallies, found)
-        labels: Counter[tuple[str, str, str]] = Counter()
-        write_records(config.out, _counted(finished_records(work, config.stages[-1]), labels))
-    Console().print(_summary(config, tallies, found, labels))
+        labels: Labels = Counter()
+        shown = SpreadChoice(config.sheet)
+        with_media = {tally.name for tally in tallies if tally.media is not None}
+        finished = finished_records(work, config.stages[-1])
+        write_records(config.out, _noted(finished, labels, shown, with_media))
+    console = Console()
+    reports = {tally.name: tally.report for tally in tallies}
+    title = f"{', '.join(config.sources)} → {config.out}"
+    console.print(summary_table(title, reports, found, labels))
+    if shown.chosen():
+        sheet = config.out.with_suffix(".html")
+        write_contact_sheet(sheet, str(config.out), shown.chosen(), open_file)
+        console.print(f"To look at: {sheet}")
 
 
-def _counted(records: Iterator[Record], labels: Counter[tuple[str, str, str]]) -> Iterator[Record]:
+def _noted(
+    records: Iterator[Record], labels: Labels, shown: SpreadChoice, with_media: set[str]
+) -> Iterator[Record]:
+    """The records, counted by label; some whose media are at hand are picked to be shown."""
     for record in records:
         label = record.applicability or "no applicability"
-        labels[record.source, record.modality, label] += 1
+        labels[adapter_of(record.id), record.modality, label] += 1
+        if adapter_of(record.id) in with_media:
+            shown.add(record)
         yield record
 
 
@@ -245,8 +262,8 @@ def _refuse_nothing(tallies: list[Tally], found: list[Disposition]) -> None:
         for tally in tallies
         for (reason, _), number in tally.report.count_by_reason().items()
     ]
-    dropped = Counter((d.source, d.reason) for d in found)
-    reasons += [f"{source}: {number} {reason}" for (source, reason), number in dropped.items()]
+    dropped = Counter((adapter_of(d.id), d.reason) for d in found)
+    reasons += [f"{adapter}: {number} {reason}" for (adapter, reason), number in dropped.items()]
     raise RecordError(f"No record was made ({', '.join(reasons) or 'there are no rows'}).")
 
 
@@ -268,50 +285,6 @@ def _refuse_to_overwrite_inputs(path: Path, tallies: list[Tally]) -> None:
                 f"out={path} is one of the files to read and would be overwritten: give the "
                 "record file a name of its own, FILE.jsonl."
             )
-
-
-def _summary(
-    config: BuildConfig,
-    tallies: list[Tally],
-    found: list[Disposition],
-    labels: Counter[tuple[str, str, str]],
-) -> Table:
-    table = Table(title=f"{', '.join(config.sources)} → {config.out}", title_justify="left")
-    table.add_column("rows")
-    for tally in tallies:
-        table.add_column(tally.name, justify="right")
-    rows: dict[str, list[int]] = {}
-
-    def count(label: str, at: int, number: int) -> None:
-        rows.setdefault(label, [0] * len(tallies))[at] += number
-
-    dropped = Counter((d.source, f"{d.stage}: {d.reason}") for d in found if d.verdict == "dropped")
-    by_source = Counter(d.source for d in found if d.verdict == "dropped")
-    for at, tally in enumerate(tallies):
-        count("in", at, tally.report.num_kept + tally.report.num_left_out)
-    for at, tally in enumerate(tallies):
-        count("kept", at, tally.report.num_kept - by_source[tally.name])
-    for at, tally in enumerate(tallies):
-        for (source, modality, label), number in sorted(labels.items()):
-            if source == tally.name:
-                count(f"  {modality}, {label}", at, number)
-    for at, tally in enumerate(tallies):
-        count("dropped", at, tally.report.num_left_out + by_source[tally.name])
-    for kept, head in ((False, ""), (True, " (kept)")):
-        for at, tally in enumerate(tallies):
-            problems = Counter(
-                (problem.stage, problem.reason)
-                for problem in tally.report.problems
-                if problem.kept is kept
-            )
-            for (stage, reason), number in problems.most_common():
-                count(f"  {stage}: {reason}{head}", at, number)
-            for (source, reason), number in () if kept else dropped.most_common():
-                if source == tally.name:
-                    count(f"  {reason}", at, number)
-    for label, numbers in rows.items():
-        table.add_row(label, *map(str, numbers))
-    return table
 
 
 if __name__ == "__main__":

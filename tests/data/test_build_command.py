@@ -85,13 +85,16 @@ def test_several_sources_make_one_file_of_images_and_videos(receipts: Path) -> N
     ):
         assert cell in done.stdout
     assert "rows" in done.stderr  # The progress bars.
-    assert {path.name for path in receipts.iterdir()} == before | {"built.jsonl"}
+    assert {path.name for path in receipts.iterdir()} == before | {"built.jsonl", "built.html"}
+    page = (receipts / "built.html").read_text(encoding="utf-8")
+    assert page.count("<figure><img ") == 2 and "What is the total?" in page
 
 
 def test_media_are_not_needed_where_the_annotation_says_enough(receipts: Path) -> None:
     build(config(media=None))
     (record,) = read_records(receipts / "built.jsonl")
     assert record.media.path == "a.png" and record.evidence is not None
+    assert not (receipts / "built.html").exists()
 
 
 def test_rows_in_are_those_kept_and_those_dropped(receipts: Path, capsys) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningDataModule
 
-from reframe_vl.data.order import SeededOrder
-from reframe_vl.data.records import Record, iter_records
-from reframe_vl.data.report import Problem, Report
-from reframe_vl.data.validation import validate_record
+from reframe_vl.data.order import MixedOrder, Order, SeededOrder
+from reframe_vl.data.record_source import COLUMNS, Choice, Column, RecordSource
 from reframe_vl.types import MicroBatch, Sample
-
-logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -29,105 +22,6 @@ class SampleSource(Protocol):
 
     def __getitem__(self, index: int) -> Sample:
         """One sample; the same for the same index."""
-
-
-class RecordSource:
-    """Samples of a records file, shuffled anew each time through.
-
-    Args:
-        path: A JSON-lines file of records.
-        limit: Use the first so many records that can be used.
-        on_error: ``raise``, or ``skip`` with a report of what was left out.
-
-    Attributes:
-        report: What was left out, and why.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        limit: int | None = None,
-        on_error: str = "raise",
-    ) -> None:
-        """Reads and checks the records; of an image the header is read, of a video one frame.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            RecordError: A record cannot be used, with ``raise``.
-            ValueError: It holds no usable record, or ``on_error`` is something else.
-        """
-        if on_error not in ("raise", "skip"):
-            raise ValueError(
-                f"data.on_error is {on_error!r}: give raise, to stop at the first record that "
-                "cannot be used, or skip, to leave such records out."
-            )
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(
-                f"No records file at {self.path}: make one with src/build_data.py, and name it "
-                "with data.path=FILE.jsonl."
-            )
-        # A folder of media that is not there makes as many problems as there are records.
-        self.report = Report(strict=on_error == "raise", log_level=logging.DEBUG)
-        self._samples: list[Sample] = []
-        for record in iter_records(self.path, self.report):
-            problem = self._problem(record)
-            if problem is not None:
-                self.report.add(problem)
-                continue
-            self._samples.append(record.to_sample(self.path.parent))
-            if len(self._samples) == limit:
-                break
-        self.report.num_kept = len(self._samples)
-        for (reason, _), number in self.report.count_by_reason().items():
-            first = next(p for p in self.report.problems if p.reason == reason)
-            logger.warning("Records left out (%s): %d; the first: %s", reason, number, first)
-        if not self._samples:
-            firsts = "".join(f" The first problem: {p}" for p in self.report.problems[:1])
-            raise ValueError(f"{self.path} holds no usable record.{firsts}")
-
-    def _problem(self, record: Record) -> Problem | None:
-        """The first reason why a record cannot be used."""
-        where = f"{self.path}, record {record.id}"
-        odd = record.sample_problem()
-        if odd is not None:
-            return Problem(where, *odd)
-        found = validate_record(record, self.path.parent)
-        return replace(found[0], where=where) if found else None
-
-    def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
-        """Drops the samples that have a problem, and says how many and what the first one's is.
-
-        Raises:
-            ValueError: None is left.
-        """
-        problems = [problem_of(sample) for sample in self._samples]
-        bad = [i for i, problem in enumerate(problems) if problem]
-        if not bad:
-            return
-        first = self._samples[bad[0]].id
-        logger.warning(
-            "%s: %d of %d samples are left out; the first, %s: %s",
-            self.path,
-            len(bad),
-            len(problems),
-            first,
-            problems[bad[0]],
-        )
-        kept = zip(self._samples, problems, strict=True)
-        self._samples = [sample for sample, problem in kept if not problem]
-        if not self._samples:
-            raise ValueError(
-                f"No sample of {self.path} can be used; the first, {first}: {problems[bad[0]]}"
-            )
-
-    def __len__(self) -> int:
-        """Records."""
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Sample:
-        """A record's sample."""
-        return self._samples[index]
 
 
 class SampleDataModule(LightningDataModule):
@@ -146,14 +40,15 @@ class SampleDataModule(LightningDataModule):
         evaluation: SampleSource | None = None,
         conflict: SampleSource | None = None,
         seed: int = 0,
+        order: Order | None = None,
     ) -> None:
-        """Takes the sources over."""
+        """Takes the sources over; without an order the training samples are shuffled each pass."""
         super().__init__()
         self.train = train
         self.evaluation = evaluation if evaluation is not None else train
         self.conflict = conflict
         self.position = 0
-        self._order = SeededOrder(seed)
+        self._order = order or SeededOrder(seed)
 
     def next_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
         """This rank's share of the next ``count`` samples; all ranks advance together."""
@@ -224,6 +119,10 @@ def record_data(
     evaluation_size: int,
     on_error: str,
     seed: int,
+    validation_share: float = 0.0,
+    only: Mapping[str, Sequence[str]] | None = None,
+    mix_by: str = "source",
+    weights: Mapping[str, float] | None = None,
 ) -> SampleDataModule:
     """Training and evaluation samples of record files.
 
@@ -233,6 +132,11 @@ def record_data(
         evaluation_size: The first so many of them are used.
         on_error: What to do with records that cannot be used: ``raise`` or ``skip``.
         seed: Of the order.
+        validation_share: Without evaluation records: the share of the training records' media that
+            is kept out of training and for evaluation.
+        only: By ``source``, ``modality``, ``applicability``: the names of the records used.
+        mix_by: Which of these the weights are for.
+        weights: How often training draws the records of each name; None draws all alike.
 
     Raises:
         ValueError: No file was named, or a setting cannot work.
@@ -240,8 +144,28 @@ def record_data(
     check_evaluation_size(evaluation_size)
     if path is None:
         raise ValueError("data=records needs a records file: add data.path=FILE.jsonl.")
-    return SampleDataModule(
-        RecordSource(path, on_error=on_error),
-        RecordSource(evaluation_path or path, evaluation_size, on_error),
-        seed=seed,
+    if validation_share and evaluation_path is not None:
+        raise ValueError(
+            f"data.validation_share={validation_share} takes evaluation records from data.path, "
+            "but data.evaluation_path is given too: leave one of them out."
+        )
+    chosen = {_column(name, "only"): tuple(names) for name, names in (only or {}).items()}
+    train = RecordSource(path, None, on_error, Choice(chosen, "train", validation_share))
+    evaluation = RecordSource(
+        evaluation_path or path,
+        evaluation_size,
+        on_error,
+        Choice(chosen, "validation", validation_share),
     )
+    order = None
+    if weights is not None:
+        column = _column(mix_by, "mix_by")
+        order = MixedOrder(seed, weights, lambda: train.labels(column))
+    return SampleDataModule(train, evaluation, seed=seed, order=order)
+
+
+def _column(name: str, setting: str) -> Column:
+    for column in COLUMNS:
+        if name == column:
+            return column
+    raise ValueError(f"data.{setting} names {name!r}: give one of {', '.join(COLUMNS)}.")

@@ -80,9 +80,14 @@ class ImageFile(ImageMedia):
     """An image in a file, read when it is first looked at.
 
     The file must not change while an ``ImageFile`` of it is in use.
+
+    Attributes:
+        known: The size that a record says it has. With it nothing is read before the first look,
+            and a look at a file of another size fails.
     """
 
     path: Path
+    known: tuple[int, int] | None = None
 
     @cached_property
     def key(self) -> str:
@@ -91,8 +96,8 @@ class ImageFile(ImageMedia):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of the upright image; read from the file's header."""
-        return self._header.size
+        """(width, height) of the upright image; read from the file's header, or known."""
+        return self.known or self._header.size
 
     def look(self, box: Box | None, max_pixels: int) -> RGB:
         """Returns the whole image (None) or a region of it, reduced to at most ``max_pixels``.
@@ -119,7 +124,7 @@ class ImageFile(ImageMedia):
             lambda: _decode(self.path, header.orientation, reduction),
         )
         if target == region_size:
-            return np.array(image.crop(region))
+            return np.array(image if region == whole else image.crop(region))
         x_scale, y_scale = image.width / header.size[0], image.height / header.size[1]
         x0, y0 = region[0] * x_scale, region[1] * y_scale
         x1, y1 = min(region[2] * x_scale, image.width), min(region[3] * y_scale, image.height)
@@ -139,9 +144,15 @@ class ImageFile(ImageMedia):
         with _opened(self.path) as image:
             stat = self.path.stat()
             orientation = _orientation(image, self.path)
-            width, height = image.size
+            width, height = image.size[::-1] if orientation >= 5 else image.size
+            if self.known not in (None, (width, height)):
+                raise MediaError(
+                    f"{self.path}: the upright image has {width}x{height} pixels, its record says "
+                    f"{self.known}: it is another file. Fetch the one that the record was made "
+                    "from, or make the record again."
+                )
             return _Header(
-                size=(height, width) if orientation >= 5 else (width, height),
+                size=(width, height),
                 orientation=orientation,
                 reducible=image.format in ("JPEG", "MPO"),
                 version=(stat.st_mtime_ns, stat.st_size),

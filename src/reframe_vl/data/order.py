@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+
+@runtime_checkable
+class Order(Protocol):
+    """An order without an end; it depends on nothing but its arguments, so that it resumes."""
+
+    def index(self, position: int, size: int) -> int:
+        """Which of ``size`` things stands at a position, counted over all passes."""
 
 
 class SeededOrder:
@@ -12,11 +22,12 @@ class SeededOrder:
 
     Args:
         seed: Of the run.
+        streams: Numbers above 0 that tell apart the orders of one run.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *streams: int) -> None:
         """Nothing is drawn before it is asked for."""
-        self.seed = seed
+        self.seed, self._streams = seed, streams
         self._drawn: tuple[int, int] | None = None
         self._order: np.ndarray[Any, np.dtype[np.int64]]
 
@@ -25,5 +36,86 @@ class SeededOrder:
         number, offset = divmod(position, size)
         if self._drawn != (number, size):
             self._drawn = number, size
-            self._order = np.random.default_rng([self.seed, number]).permutation(size)
+            # The streams come last: a seed that ends in zeros is the same without them.
+            rng = np.random.default_rng([self.seed, number, *self._streams])
+            self._order = rng.permutation(size)
         return int(self._order[offset])
+
+
+class MixedOrder:
+    """The order through groups of things that are drawn in given proportions.
+
+    In a pass, as long as there are things, each group has its share, rounded so that the shares add
+    up. Within a group each thing comes once before any comes again.
+
+    Args:
+        seed: Of the run.
+        weights: By group, in any unit; 0 leaves a group out.
+        groups: The group of each thing, asked for again where their number changes.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        weights: Mapping[str, float],
+        groups: Callable[[], np.ndarray[Any, np.dtype[np.object_]]],
+    ) -> None:
+        """Nothing is drawn before it is asked for.
+
+        Raises:
+            ValueError: A weight is negative or not finite, none is above 0, or the groups are not
+                those of the weights.
+        """
+        if not all(0 <= weight < math.inf for weight in weights.values()) or not any(
+            weights.values()
+        ):
+            raise ValueError(
+                f"The weights {dict(weights)}: give numbers of at least 0, one of them above 0."
+            )
+        self.seed, self.weights = seed, weights
+        self._groups = groups
+        self._lay(len(groups()))
+
+    def index(self, position: int, size: int) -> int:
+        """Which of ``size`` things stands at a position, counted over all passes."""
+        if size != self._size:
+            self._lay(size)
+        number, offset = divmod(position, size)
+        if number != self._drawn:
+            self._draw(number)
+        group = int(self._turns[offset])
+        members = self._members[group]
+        drawn = number * self._counts[group] + int(self._ranks[offset])
+        return int(members[self._orders[group].index(drawn, len(members))])
+
+    def _lay(self, size: int) -> None:
+        groups = self._groups()
+        names = sorted(set(groups))
+        if names != sorted(self.weights):
+            raise ValueError(
+                f"There are weights for {', '.join(sorted(self.weights))}, but the records have "
+                f"{', '.join(names)}: give one for each."
+            )
+        self._size, self._drawn = size, -1
+        self._members = [np.flatnonzero(groups == name) for name in names]
+        self._counts = shares([self.weights[name] for name in names], size)
+        self._orders = [SeededOrder(self.seed, stream + 1) for stream in range(len(names))]
+
+    def _draw(self, number: int) -> None:
+        """Whose turn it is at each position of a pass, and how often it was before in the pass."""
+        self._drawn = number
+        turns = np.repeat(np.arange(len(self._counts)), self._counts)
+        self._turns = np.random.default_rng([self.seed, number]).permutation(turns)
+        self._ranks = np.empty(self._size, np.int64)
+        for group, count in enumerate(self._counts):
+            self._ranks[self._turns == group] = np.arange(count)
+
+
+def shares(weights: Sequence[float], size: int) -> list[int]:
+    """Splits ``size`` in proportion to weights, by largest remainders."""
+    exact = [weight / math.fsum(weights) * size for weight in weights]
+    counts = [int(count) for count in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for index in by_remainder[: size - sum(counts)]:
+        counts[index] += 1
+    return counts

@@ -11,9 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
@@ -40,10 +38,15 @@ def _ascending(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
     return numbers
 
 
+_LARGEST = 2**31 - 1
+"""Of whole numbers: far above all real ones, and floats hold it."""
+
+PositiveWhole = Annotated[int, Field(gt=0, le=_LARGEST)]
+NonNegativeWhole = Annotated[int, Field(ge=0, le=_LARGEST)]
 PixelBox = Annotated[Box, AfterValidator(_ordered_box)]
 Seconds = Annotated[tuple[float, float], AfterValidator(_ordered_segment)]
 Times = Annotated[tuple[float, ...], AfterValidator(_ascending)]
-Frames = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_ascending)]
+Frames = Annotated[tuple[NonNegativeWhole, ...], Field(min_length=1), AfterValidator(_ascending)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -70,11 +73,11 @@ class MediaInfo(RecordPart):
     """
 
     path: NonEmpty
-    width: PositiveInt | None = None
-    height: PositiveInt | None = None
+    width: PositiveWhole | None = None
+    height: PositiveWhole | None = None
     duration_s: PositiveFloat | None = None
     fps: PositiveFloat | None = None
-    n_frames: PositiveInt | None = None
+    n_frames: PositiveWhole | None = None
     grid: GridRule | None = None
     timestamps_s: Times = ()
 
@@ -119,7 +122,7 @@ class LabelledBox(RecordPart):
     xyxy: PixelBox
     label: str | None = None
     time_s: NonNegativeFloat | None = None
-    frame: NonNegativeInt | None = None
+    frame: NonNegativeWhole | None = None
 
 
 class ExpandedEvidence(RecordPart):

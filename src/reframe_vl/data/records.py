@@ -42,6 +42,7 @@ __all__ = [
     "describe",
     "iter_json_lines",
     "iter_records",
+    "parsed_lines",
     "read_records",
     "write_records",
 ]
@@ -162,7 +163,9 @@ class Record(RecordPart):
 
     def _media(self, root: Path) -> Media:
         path, facts, rule = root / self.media.path, self.media.facts, self.media.grid
-        return ImageFile(path) if facts is None or rule is None else VideoFile(path, rule, facts)
+        if facts is None or rule is None:
+            return ImageFile(path, self.media.size)
+        return VideoFile(path, rule, facts)
 
 
 # --------------------------------------------------------------------------- files
@@ -177,36 +180,39 @@ def iter_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, text
 
 
-def iter_records(path: Path, report: Report) -> Iterator[Record]:
-    """Reads records one by one; rows that cannot be read go to the report."""
+def parsed_lines(path: Path) -> Iterator[tuple[int, Record | Problem]]:
+    """Yields (line number, record) of each line, or why it is none."""
     seen: set[str] = set()
     for number, line in iter_json_lines(path):
         where = f"{path}, line {number}"
         try:
             record = Record.model_validate_json(line)
         except ValidationError as error:
-            report.add(
-                Problem(
-                    where,
-                    "bad_record",
-                    f"{describe(error)}. Mend the line, or build the file again with "
-                    "`python src/build_data.py`.",
-                )
+            message = (
+                f"{describe(error)}. Mend the line, or build the file again with "
+                "`python src/build_data.py`."
             )
+            yield number, Problem(where, "bad_record", message)
             continue
         if record.id in seen:
-            report.add(
-                Problem(
-                    where,
-                    "duplicate_id",
-                    f"the id {record.id!r} stands in an earlier line too. Give each record its "
-                    "own id: random draws depend on it.",
-                )
+            message = (
+                f"the id {record.id!r} stands in an earlier line too. Give each record its own "
+                "id: random draws depend on it."
             )
+            yield number, Problem(where, "duplicate_id", message)
             continue
         seen.add(record.id)
-        report.num_kept += 1
-        yield record
+        yield number, record
+
+
+def iter_records(path: Path, report: Report) -> Iterator[Record]:
+    """Reads records one by one; rows that cannot be read go to the report."""
+    for _, record in parsed_lines(path):
+        if isinstance(record, Problem):
+            report.add(record)
+        else:
+            report.num_kept += 1
+            yield record
 
 
 def read_records(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from reframe_vl.data.media import ImageFile, MediaError
@@ -20,36 +21,60 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
     Args:
         root: The folder of the record file; None leaves out the checks that open the media.
     """
-    problems = []
+    found = list(annotation_problems(record))
+    odd = None if root is None else MediaCheck(root).problem(record)
+    return [Problem(record.id, *reason) for reason in (*found, *([odd] if odd else []))]
+
+
+def annotation_problems(record: Record) -> Iterator[tuple[str, str]]:
+    """What is wrong with boxes and segments by what the record says of its media."""
     stated = record.media.size
     for number, box in enumerate(record.boxes):
         odd = None if stated is None else box_problem(box.xyxy, stated)
         if odd is not None:
-            reason, message = odd
-            problems.append(Problem(record.id, reason, f"boxes.{number}.xyxy: {message}"))
+            yield odd[0], f"boxes.{number}.xyxy: {odd[1]}"
     for number, segment in enumerate(record.segments):
         odd = segment_problem(segment, record.media.duration_s)
         if odd is not None:
-            reason, message = odd
-            problems.append(Problem(record.id, reason, f"segments.{number}: {message}"))
-    if root is not None:
-        path = root / record.media.path
+            yield odd[0], f"segments.{number}: {odd[1]}"
+
+
+class MediaCheck:
+    """Are the media those that records describe? Each file is opened once.
+
+    Args:
+        root: The folder of the record file.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._sizes: dict[tuple[str, Modality], tuple[int, int] | MediaError] = {}
+
+    def problem(self, record: Record) -> tuple[str, str] | None:
+        """What is wrong, as (reason, message): of an image the header is read, of a video a frame.
+
+        What a record says of a video is not asked.
+        """
+        name = (record.media.path, record.modality)
+        if name not in self._sizes:
+            self._sizes[name] = self._size(*name)
+        size, stated = self._sizes[name], record.media.size
+        if isinstance(size, MediaError):
+            missing = isinstance(size.__cause__, FileNotFoundError)
+            return "media_missing" if missing else "media_unreadable", f"media.path: {size}"
+        if stated is not None and size != stated:
+            reason, message = size_problem(stated, size)
+            return reason, f"media.width, height: {message}"
+        return None
+
+    def _size(self, name: str, modality: Modality) -> tuple[int, int] | MediaError:
+        path = self._root / name
         try:
-            # Of a video this decodes the first frame; what a record says of it is not asked.
-            size = (
-                ImageFile(path).size
-                if record.modality is Modality.IMAGE
-                else shared_decoder().size(path)
-            )
+            if modality is Modality.IMAGE:
+                return ImageFile(path).size
+            return shared_decoder().size(path)
         except MediaError as error:
-            missing = isinstance(error.__cause__, FileNotFoundError)
-            reason = "media_missing" if missing else "media_unreadable"
-            problems.append(Problem(record.id, reason, f"media.path: {error}"))
-        else:
-            if stated is not None and size != stated:
-                reason, message = size_problem(stated, size)
-                problems.append(Problem(record.id, reason, f"media.width, height: {message}"))
-    return problems
+            return error
 
 
 def segment_problem(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
+from reframe_vl.data.chat_endpoint import EndpointSettings
 from reframe_vl.data.verifiers.base import Verifier
-from reframe_vl.data.verifiers.endpoint import EndpointSettings, EndpointVerifier
+from reframe_vl.data.verifiers.endpoint import EndpointVerifier
 
 _LOCAL = frozenset(("max_new_tokens", "max_concurrent"))
 _LOADING = frozenset(("family", "dtype", "thinking"))
@@ -26,14 +25,7 @@ def make_verifier(name: str, given: object) -> Verifier:
         raise ValueError(f"{wrong}.")
     if "checkpoint" in given:
         return _local(name, given)
-    settings = dict(given)
-    variable = settings.pop("api_key_env", None)
-    if variable is not None:
-        settings["api_key"] = os.environ.get(variable, "")
-    known = {entry.name for entry in fields(EndpointSettings)}
-    if settings.keys() - known or "model" not in settings:
-        raise ValueError(f"{wrong}, and of {', '.join(sorted(known))} what else is needed.")
-    return EndpointVerifier(EndpointSettings(**settings), name)
+    return EndpointVerifier(EndpointSettings.of(given, f"verifiers.{name}"), name)
 
 
 def _local(name: str, given: Mapping[str, Any]) -> Verifier:

@@ -161,6 +161,19 @@ REXTIME_OPTIONS = {
     "ans": "B",
 }
 
+COLUMNS = "media: image.path\nquestion: q\nboxes: bbox\nbox_form: corner_and_size\nsecond: 1000\n"
+COLUMNS_ROW = {
+    "id": 4,
+    "image": {"path": "a.jpg"},
+    "width": 100,
+    "height": 80,
+    "q": "What is red?",
+    "answer": "B",
+    "options": ["door", "roof"],
+    "bbox": [[10, 20, 20.5, 20]],
+    "split": "train",
+}
+
 TINY: dict[str, list[Files]] = {
     "activitynet_captions": [{"val_1.json": CAPTIONS}],
     "cg_bench": [{"mini.json": [CG_BENCH], "video_meta.json": CG_BENCH_VIDEOS}],
@@ -169,6 +182,7 @@ TINY: dict[str, list[Files]] = {
         {"test.jsonl": [CHARADES]},
         {"test.json": {"annotations": [CHARADES_CAPTION]}},
     ],
+    "columns": [{"rows.jsonl": [COLUMNS_ROW], "columns.yaml": COLUMNS}],
     "coco": [{"instances_val2017.json": COCO}],
     "nextgqa": [{"val.csv": NEXTGQA_CSV, "gsub_val.json": NEXTGQA_JSON}],
     "qvhighlights": [{"highlight_val_release.jsonl": [QVHIGHLIGHTS]}],

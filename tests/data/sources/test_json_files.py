@@ -85,3 +85,11 @@ def test_rows_are_read_one_by_one(path) -> None:
     path.write_text('{"a": 1}\noops')
     rows = line_rows(path)
     assert next(rows).raw == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}] [{"a": 2}]', '{"a": 1}\n{"b": 2}', '{"a": 1},'])
+def test_what_follows_the_end_of_a_file_is_not_lost_silently(path, text) -> None:
+    path.write_text(text)
+    *found, problem = array_rows(path) if text[0] == "[" else members(path)
+    assert len(found) == 1 and isinstance(problem, Problem) and problem.reason == "bad_json"
+    assert "More follows" in problem.message

@@ -144,3 +144,9 @@ def test_a_video_that_is_named_twice_gives_the_records_of_both(tmp_path) -> None
     text = f'{{"v_a": {one % "a"}, "v_a": {one % "b"}}}'
     records, report = read(tmp_path, "activitynet_captions", {"val.json": text})
     assert len(records) == 2 and reasons(report) == {"repeated_id": True}
+
+
+def test_a_window_that_stands_twice_is_noted(tmp_path) -> None:
+    row = {**CHARADES, "relevant_windows": [[1.5, 7.25], [1.5, 7.25]]}
+    (record,), report = read(tmp_path, "charades_sta", {"test.jsonl": [row]})
+    assert len(record.segments) == 2 and reasons(report) == {"repeated_segment": True}

@@ -74,3 +74,9 @@ def test_windows_of_a_video_that_is_named_twice_are_reported(tmp_path) -> None:
     text = '{"100": {"location": {}}, "100": {"location": {}}}'
     _, report = one(tmp_path, windows=text)
     assert reasons(report)["repeated_id"] is False
+
+
+def test_two_columns_of_a_name_are_refused_and_not_the_last_one_taken(tmp_path) -> None:
+    records, report = one(tmp_path, "qid,type", "qid,qid")
+    assert not records and reasons(report)["repeated_key"] is False
+    assert "line 1" in report.problems[0].where

@@ -75,6 +75,9 @@ def test_a_size_of_0_is_unknown_until_the_image_is_read(tmp_path, size) -> None:
         ("<annotation>", "<annotation", "bad_xml"),
         ("<annotation>", '<!DOCTYPE a [<!ENTITY b "c">]><annotation>', "bad_xml"),
         (VOC, "<annotation/>", "no_object"),
+        ("<bndbox>", "<bndbox><xmin>1</xmin></bndbox><bndbox>", "repeated_key"),
+        ("<xmin>11", "<xmin>9</xmin><xmin>11", "repeated_key"),
+        ("<filename>", "<filename>b.jpg</filename><filename>", "repeated_key"),
     ],
 )
 def test_a14_odd_files_and_objects_are_named(tmp_path, old, new, reason) -> None:

@@ -2,4 +2,4 @@ import sys
 from pathlib import Path
 
 # Benchmarks are scripts: they import one another from their own folder.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))

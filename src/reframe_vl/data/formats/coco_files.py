@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pydantic import PositiveInt
-
 from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.json_files import members
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.regions import Count, count_question
 from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text, Whole
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import MediaInfo
 from reframe_vl.data.report import Problem
 
@@ -24,8 +23,8 @@ Id = int | str
 
 class _Image(RowFields):
     file_name: str
-    width: PositiveInt | None = None
-    height: PositiveInt | None = None
+    width: PositiveWhole | None = None
+    height: PositiveWhole | None = None
 
 
 class _Category(RowFields):

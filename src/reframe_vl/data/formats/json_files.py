@@ -149,6 +149,12 @@ class _Text:
 
     def items(self, opening: str) -> Iterator[Any]:
         """The values of an array, or the members of an object."""
+        yield from self._members(opening)
+        self._at += 1
+        if more := self._next():
+            raise ValueError(f"More follows the end, from {more!r} on")
+
+    def _members(self, opening: str) -> Iterator[Any]:
         self._expect(opening)
         closing = {"[": "]", "{": "}"}[opening]
         if self._next() == closing:

@@ -19,7 +19,7 @@ from reframe_vl.data.video import GridRule
 from reframe_vl.data.video_records import video_info
 from reframe_vl.types import Modality
 
-_VIDEO_SUFFIXES = frozenset(
+VIDEO_SUFFIXES = frozenset(
     (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".flv", ".ts", ".3gp")
 )
 
@@ -99,7 +99,7 @@ class MediaFolder:
             return path.absolute()
         found = self._by_name.get(named.name, [])
         if not found and modality is Modality.VIDEO:
-            stem = named.stem if named.suffix in _VIDEO_SUFFIXES else named.name
+            stem = named.stem if named.suffix in VIDEO_SUFFIXES else named.name
             found = self._videos_by_stem.get(stem, [])
         if not found:
             raise Refused(
@@ -128,7 +128,7 @@ class MediaFolder:
         found = defaultdict(list)
         for paths in self._by_name.values():
             for path in paths:
-                if path.suffix.lower() in _VIDEO_SUFFIXES:
+                if path.suffix.lower() in VIDEO_SUFFIXES:
                     found[path.stem].append(path)
         return dict(found)
 

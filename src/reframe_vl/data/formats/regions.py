@@ -84,7 +84,8 @@ def where_question(text: str) -> str:
 def where_answer(box: Box, size: tuple[int, int]) -> Choice:
     """Says in which of nine equal parts of the image the box has its middle."""
     column, row = (
-        min(2, max(0, int(3 * (low + high) / 2 / side)))
+        # Boxes that are not fitted to the image yet may lie anywhere.
+        min(2, int(3 * min(max(low / 2 + high / 2, 0), side) / side))
         for low, high, side in ((box[0], box[2], size[0]), (box[1], box[3], size[1]))
     )
     return choose(_PARTS, 3 * row + column)

@@ -85,8 +85,8 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 AnyNumber = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_no_truth)]
 """A number that need not be finite."""
 
-Whole = Annotated[int, BeforeValidator(_no_truth)]
-"""A whole number; text that reads as one counts."""
+Whole = Annotated[int, BeforeValidator(_no_truth), Field(gt=-(2**63), lt=2**63)]
+"""A whole number, no larger than floats hold; text that reads as one counts."""
 
 
 class RowFields(BaseModel):

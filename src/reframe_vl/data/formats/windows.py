@@ -83,6 +83,8 @@ def segments_of(
                 )
             )
         segments.append((max(0.0, start), end))
+    if len(set(segments)) < len(segments):
+        notes.append(kept("repeated_segment", f"two of the windows {segments} are the same"))
     return tuple(segments), notes
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import PositiveFloat
 
 from reframe_vl.data.formats.choices import choose, number_of_letter, number_of_text
 from reframe_vl.data.formats.json_files import first_character, json_rows, members
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.rows import Refused, Row, RowFields, Text
 from reframe_vl.data.formats.windows import Window, duration_notes, segments_of
+from reframe_vl.data.record_parts import NonNegativeWhole
 from reframe_vl.data.records import MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -35,7 +36,7 @@ class _Question(RowFields):
 
 class _Video(RowFields):
     duration: PositiveFloat
-    max_frame: NonNegativeInt
+    max_frame: NonNegativeWhole
     fps: PositiveFloat
 
 
@@ -59,6 +60,9 @@ class CgBench(Source):
                 elif member.key in videos:
                     message = "the video was named before. Remove one."
                     yield Problem(f"{path}, key {member.key!r}", "repeated_id", message)
+                elif not isinstance(member.value, dict):
+                    message = "it is no object of a video's facts. Give the array of questions."
+                    yield Problem(f"{path}, key {member.key!r}", "bad_row", message)
                 else:
                     videos[member.key] = member.value
         for path in questions:

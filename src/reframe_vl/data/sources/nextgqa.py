@@ -12,13 +12,14 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
 from reframe_vl.data.formats.choices import choose, number_of_text
 from reframe_vl.data.formats.json_files import members
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.rows import Row, RowFields, split_of
 from reframe_vl.data.formats.windows import Window, duration_notes, segments_of
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import MediaInfo, Record, Seconds
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -27,9 +28,9 @@ from reframe_vl.types import Modality
 
 class _Question(RowFields):
     video_id: str = Field(min_length=1)
-    frame_count: PositiveInt
-    width: PositiveInt
-    height: PositiveInt
+    frame_count: PositiveWhole
+    width: PositiveWhole
+    height: PositiveWhole
     question: str
     answer: str
     a0: str
@@ -132,9 +133,13 @@ def _table_rows(path: Path) -> Iterator[Row | Problem]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         table = csv.DictReader(stream, strict=True)
         try:
-            _ = table.fieldnames
+            names = list(table.fieldnames or ())
         except (csv.Error, UnicodeDecodeError) as error:
             yield Problem(str(path), "bad_csv", f"its header cannot be read: {error}.")
+            return
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            message = f"two columns are named {repeated[0]!r}. Rename or remove one."
+            yield Problem(f"{path}, line 1", "repeated_key", message)
             return
         while True:
             try:

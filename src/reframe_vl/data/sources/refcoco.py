@@ -15,14 +15,13 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import PositiveInt
-
 from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.coco_files import ENCODING, is_id, read_coco
 from reframe_vl.data.formats.json_files import json_rows
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.regions import where_answer, where_question
 from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import LabelledBox, MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -47,8 +46,8 @@ class _Line(RowFields):
     img_path: str
     expression: Text
     bbox: tuple[Number, Number, Number, Number]
-    width: PositiveInt
-    height: PositiveInt
+    width: PositiveWhole
+    height: PositiveWhole
     split: str
 
 
@@ -66,8 +65,8 @@ class _Annotation(RowFields):
 
 class _Image(RowFields):
     file_name: str
-    width: PositiveInt
-    height: PositiveInt
+    width: PositiveWhole
+    height: PositiveWhole
 
 
 class _Pickled(RowFields):

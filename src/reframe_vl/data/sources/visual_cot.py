@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import PositiveInt
-
 from reframe_vl.data.formats.json_files import json_rows
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.rows import Number, Row, RowFields, Text
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import AnswerInfo, LabelledBox, MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -26,8 +25,8 @@ class _Fields(RowFields):
     question: str
     answer: Text
     image: str
-    width: PositiveInt
-    height: PositiveInt
+    width: PositiveWhole
+    height: PositiveWhole
     bboxs: list[tuple[Number, Number, Number, Number]]
     split: str
     dataset: str = ""

@@ -14,13 +14,14 @@ import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from reframe_vl.data.formats.boxes import from_padded_square, padding
 from reframe_vl.data.formats.json_files import first_character, json_rows, line_rows
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.regions import where_answer, where_question
 from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text, kept
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import AnswerInfo, AuditEntry, LabelledBox, MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -58,8 +59,8 @@ class _Question(RowFields):
     img_path: str
     expression: str
     bbox: _Corners
-    width: PositiveInt
-    height: PositiveInt
+    width: PositiveWhole
+    height: PositiveWhole
     split: str
 
 

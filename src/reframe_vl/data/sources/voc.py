@@ -11,12 +11,11 @@ from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
-from pydantic import PositiveInt
-
 from reframe_vl.data.formats.boxes import from_inclusive
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.regions import count_question
-from reframe_vl.data.formats.rows import Number, Row, RowFields, kept, split_of
+from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, kept, split_of
+from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
@@ -31,8 +30,8 @@ class _Object(RowFields):
 
 
 class _Size(RowFields):
-    width: PositiveInt
-    height: PositiveInt
+    width: PositiveWhole
+    height: PositiveWhole
 
 
 class Voc(Source):
@@ -64,6 +63,7 @@ class Voc(Source):
     def record(self, row: Row) -> Record:
         """One record a kind of object."""
         root, name = _parsed(row.raw["xml"]), row.raw["name"]
+        _check_single(root, "filename", "size", "size/width", "size/height")
         objects = [
             _object(found) for found in root.findall("object") if _text(found, "name") == name
         ]
@@ -104,7 +104,19 @@ def _text(element: ElementTree.Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
+def _check_single(element: ElementTree.Element, *names: str) -> None:
+    """Of several elements of a name the others would be left out silently."""
+    for name in names:
+        if len(element.findall(name)) > 1:
+            raise Refused(
+                "repeated_key",
+                f"<{element.tag}> has several <{name}>: which of them is meant is not known. "
+                "Remove the others.",
+            )
+
+
 def _object(element: ElementTree.Element) -> _Object:
+    _check_single(element, "name", "difficult", "bndbox", *(f"bndbox/{name}" for name in _CORNERS))
     return _Object.model_validate(
         {
             "difficult": _text(element, "difficult"),

@@ -48,19 +48,8 @@ def run_stage(
         Unfinished: A verifier gave no answer for some records.
     """
     own = StageFolder(folder)
-    basis = {
-        "stage": stage.name,
-        "version": stage.version,
-        "input": {"file": given.parent.name, "sha256": file_hash(given)},
-        "config": stage.settings,
-        "verifiers": [asker.verifier.identity for asker in stage.askers],
-    }
-    before = own.manifest()
-    if {key: before.get(key) for key in basis} != basis:
-        if before:
-            logger.info("%s: input, settings or rules changed: it runs anew.", folder)
-        own.clear()
-        before = {}
+    basis = _basis(stage, given)
+    before = _earlier(own, basis)
     if own.records.is_file() and before.get("complete"):
         progress(sum(before["counts"].values()))
         return own.records
@@ -73,6 +62,54 @@ def run_stage(
         asked = {asker.name: asker.tally.as_dict() for asker in stage.askers}
         own.write_manifest({**basis, "complete": False, "asked": asked, **more})
 
+    missing = _judge(stage, given, own, batch_size, progress, note)
+    if missing:
+        note(without_verdict=missing)
+        failed = {asker.name: dict(asker.tally.failures) for asker in stage.askers}
+        raise Unfinished(
+            f"{stage.name}: {missing} records or more have no verdict yet, since a verifier gave "
+            f"no answer ({failed}). What was judged is kept in {folder}: run the same command "
+            "again to go on."
+        )
+    note(complete=True, **_counts(_settle(stage, own)))
+    return own.records
+
+
+def _basis(stage: Stage, given: Path) -> dict[str, Any]:
+    """All that a stage's results depend on; for the manifest."""
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "input": {"file": given.parent.name, "sha256": file_hash(given)},
+        "config": stage.settings,
+        "verifiers": [asker.verifier.identity for asker in stage.askers],
+    }
+
+
+def _earlier(own: StageFolder, basis: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of an earlier run that had the same basis; results of another are removed."""
+    before = own.manifest()
+    if {key: before.get(key) for key in basis} == basis:
+        return before
+    if before:
+        logger.info("%s: input, settings or rules changed: it runs anew.", own.folder)
+    own.clear()
+    return {}
+
+
+def _judge(
+    stage: Stage,
+    given: Path,
+    own: StageFolder,
+    batch_size: int,
+    progress: Callable[[int], None],
+    note: Callable[[], None],
+) -> int:
+    """Judges what was not judged before, batch by batch; returns how many stay without a verdict.
+
+    Args:
+        note: Writes the manifest.
+    """
     done = {row[0] for part in own.parts() for row in read_column(part, "position")}
     progress(len(done))
     missing = 0
@@ -92,14 +129,11 @@ def run_stage(
         if not found:
             # Whatever is wrong, asking for all the others would only take long.
             break
-    if missing:
-        note(without_verdict=missing)
-        failed = {asker.name: dict(asker.tally.failures) for asker in stage.askers}
-        raise Unfinished(
-            f"{stage.name}: {missing} records or more have no verdict yet, since a verifier gave "
-            f"no answer ({failed}). What was judged is kept in {folder}: run the same command "
-            "again to go on."
-        )
+    return missing
+
+
+def _settle(stage: Stage, own: StageFolder) -> list[Outcome]:
+    """Puts the outcomes of all batches in order, and into one file, once all are in."""
     rows = sorted(
         (row for part in own.parts() for row in read_rows(part)), key=lambda row: row.position
     )
@@ -107,8 +141,7 @@ def run_stage(
     settled = stage.settle(outcomes) if stage.settle is not None else {}
     outcomes = [settled.get(number, outcome) for number, outcome in enumerate(outcomes)]
     own.finish(Placed(row.position, outcome) for row, outcome in zip(rows, outcomes, strict=True))
-    note(complete=True, **_counts(outcomes))
-    return own.records
+    return outcomes
 
 
 def _taken(stage: Stage, given: Path, done: set[int]) -> Iterator[Placed]:

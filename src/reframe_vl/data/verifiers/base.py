@@ -94,6 +94,7 @@ class Reply:
         failure: Then: a short code and a sentence.
         tries: Requests that were made.
         cost: In the currency of the verifier's prices.
+        finish: ``length`` where the answer was cut by its limit.
     """
 
     text: str | None
@@ -102,6 +103,7 @@ class Reply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
+    finish: str = "stop"
 
 
 @runtime_checkable

@@ -19,7 +19,10 @@ class AnswerCache:
     def __init__(self, path: Path) -> None:
         """Opens or makes the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(path, isolation_level=None, timeout=60)
+        # One thread at a time uses it, but not always the one that closes it.
+        self._database = sqlite3.connect(
+            path, isolation_level=None, timeout=60, check_same_thread=False
+        )
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.execute(

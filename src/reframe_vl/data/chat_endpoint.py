@@ -1,0 +1,199 @@
+"""A client of any endpoint that speaks OpenAI's chat completions.
+
+It asks in a blocking way and tries again where the endpoint falters; whoever asks several things at
+once does so in threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import httpx2
+from PIL import Image
+
+from reframe_vl.data.verifiers.base import Reply
+from reframe_vl.types import RGB
+
+_AGAIN = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
+"""Statuses that pass: too many requests, a server that starts or is overloaded."""
+
+
+@dataclass(frozen=True)
+class EndpointSettings:
+    """Where and how to ask.
+
+    Attributes:
+        url: Up to and with ``/v1``.
+        model: As the endpoint names it.
+        api_key: Sent as a bearer token; empty sends none.
+        concurrency: Requests under way at once.
+        max_tries: Of a request that fails for a passing reason.
+        timeout_s: Of one try.
+        backoff_s: Before the second try; doubled for each further one, with jitter.
+        longest_wait_s: Between two tries, whatever the endpoint asks for.
+        max_tokens: Of an answer, with what the model thinks before it.
+        price_in: Of a million prompt tokens.
+        price_out: Of a million answer tokens.
+        extra: Further fields of each request.
+    """
+
+    url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+    concurrency: int = 16
+    max_tries: int = 6
+    timeout_s: float = 120.0
+    backoff_s: float = 1.0
+    longest_wait_s: float = 60.0
+    max_tokens: int = 1024
+    price_in: float = 0.0
+    price_out: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if min(self.concurrency, self.max_tries, self.max_tokens) < 1:
+            raise ValueError(
+                f"Endpoint of {self.model}: concurrency, max_tries and max_tokens are at least 1."
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], place: str) -> EndpointSettings:
+        """Reads settings of a config, whose ``api_key_env`` names the variable with the key.
+
+        Raises:
+            ValueError: A setting is unknown or missing, or there is no such variable.
+        """
+        settings = dict(given)
+        variable = settings.pop("api_key_env", None)
+        known = {entry.name for entry in fields(cls)} - {"api_key"}
+        if settings.keys() - known or not {"url", "model"} <= settings.keys():
+            raise ValueError(
+                f"{place}: give url and model of an endpoint, api_key_env where it needs a key, "
+                f"and of {', '.join(sorted(known))} what else is needed. A key itself must not "
+                "stand in a config, which runs write down."
+            )
+        if variable is not None and not os.environ.get(variable):
+            raise ValueError(f"{place}: the environment has no variable {variable} with the key.")
+        return cls(**settings, api_key=os.environ[variable] if variable else "")
+
+
+class ChatEndpoint:
+    """Asks an endpoint.
+
+    Args:
+        settings: Where and how.
+        sleep: Waits between tries.
+    """
+
+    def __init__(
+        self, settings: EndpointSettings, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self.settings = settings
+        self._sleep = sleep
+        self._url = f"{settings.url.rstrip('/')}/chat/completions"
+
+    @property
+    def identity(self) -> str:
+        """Model, address and what shapes an answer."""
+        s = self.settings
+        return json.dumps([s.url, s.model, s.max_tokens, s.extra], sort_keys=True)
+
+    def client(self) -> httpx2.Client:
+        """Connections, for several threads; to be closed."""
+        key = self.settings.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx2.Client(headers=headers, timeout=self.settings.timeout_s)
+
+    def complete(
+        self, client: httpx2.Client, messages: list[dict[str, Any]], **fields: Any
+    ) -> Reply:
+        """What the endpoint answers; a failure is told in the reply.
+
+        Args:
+            client: Of this endpoint.
+            messages: The conversation.
+            fields: More fields of the request; those that the settings name are theirs, and null
+                leaves one out.
+        """
+        body = {
+            "model": self.settings.model,
+            "messages": messages,
+            "max_tokens": self.settings.max_tokens,
+            **fields,
+            **self.settings.extra,
+        }
+        body = {name: value for name, value in body.items() if value is not None}
+        for tried in range(1, self.settings.max_tries + 1):
+            asked_wait = None
+            try:
+                response = client.post(self._url, json=body)
+            except httpx2.RequestError as error:
+                timed_out = isinstance(error, httpx2.TimeoutException)
+                failure = (
+                    "timeout" if timed_out else "connection",
+                    f"{self._url}: {type(error).__name__}: {error}. Is the endpoint up?",
+                )
+            else:
+                if response.status_code == 200:
+                    return self._read(response, tried)
+                failure = (
+                    f"http_{response.status_code}",
+                    f"{self._url} answered {response.status_code}: {response.text[:200]}",
+                )
+                if response.status_code not in _AGAIN:
+                    return Reply(None, failure, tried)
+                asked_wait = response.headers.get("Retry-After")
+            if tried < self.settings.max_tries:
+                self._sleep(self._wait(tried, asked_wait))
+        return Reply(None, failure, self.settings.max_tries)
+
+    def _wait(self, tried: int, asked: str | None) -> float:
+        wait = self.settings.backoff_s * 2 ** (tried - 1) * random.uniform(0.5, 1.0)
+        if asked is not None and asked.replace(".", "", 1).isdigit():
+            wait = max(wait, float(asked))
+        return min(wait, self.settings.longest_wait_s)
+
+    def _read(self, response: httpx2.Response, tried: int) -> Reply:
+        try:
+            body = response.json()
+            choice = body["choices"][0]
+            text = choice["message"].get("content") or ""
+            finish = str(choice.get("finish_reason") or "stop")
+            usage = body.get("usage") or {}
+            tokens_in = int(usage.get("prompt_tokens") or 0)
+            tokens_out = int(usage.get("completion_tokens") or 0)
+            if not isinstance(text, str):
+                raise TypeError("the content is no text")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            message = f"no chat completion: {response.text[:200]} ({error})"
+            return Reply(None, ("malformed", message), tried)
+        cost = (tokens_in * self.settings.price_in + tokens_out * self.settings.price_out) / 1e6
+        return Reply(text, None, tried, tokens_in, tokens_out, cost, finish)
+
+
+def image_part(pixels: RGB) -> dict[str, Any]:
+    """An image as a part of a message's content."""
+    stream = io.BytesIO()
+    Image.fromarray(_at_least(pixels, 28)).save(stream, "PNG")
+    data = base64.b64encode(stream.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Text as a part of a message's content."""
+    return {"type": "text", "text": text}
+
+
+def _at_least(pixels: RGB, side: int) -> RGB:
+    """Enlarges tiny pictures in whole steps: vision models refuse those below a patch."""
+    factor = math.ceil(side / min(pixels.shape[:2]))
+    return pixels if factor <= 1 else pixels.repeat(factor, 0).repeat(factor, 1)
