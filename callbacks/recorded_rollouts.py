@@ -23,7 +23,7 @@ from reframe_vl.policy.views import ViewMaker
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.json_field import Field
 from reframe_vl.rollout.read_line import read_rollout, read_sample, read_view
-from reframe_vl.rollout.store import RolloutStore, load_view, parse_line
+from reframe_vl.rollout.store import RolloutStore, load_view, parse_line, rollout_folders
 from reframe_vl.types import Context, Provenance, RolloutGroup, Termination, View
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class RecordedGroups:
             FileNotFoundError: A folder holds no rollouts.
             RecordError: A line cannot be read.
         """
-        self.folders = [folder for run in runs for folder in _folders(Path(run))]
+        self.folders = [folder for run in runs for folder in rollout_folders(Path(run))]
         self.firsts: list[int] = []
         self.left_out: Counter[str] = Counter()
         self._files: list[Path] = []
@@ -274,18 +274,6 @@ class RecordedRolloutsCallback(Callback):
     def _left_out(self) -> str:
         reasons = sorted(self.groups.left_out.items())
         return ", ".join(f"{number} {reason}" for reason, number in reasons) or "none"
-
-
-def _folders(run: Path) -> list[Path]:
-    """The folders of a run's rollouts: one, or one a rank."""
-    base = run / "rollouts" if (run / "rollouts").is_dir() else run
-    found = [f for f in (base, *sorted(base.glob("rank_*"))) if RolloutStore(f).steps()]
-    if not found:
-        raise FileNotFoundError(
-            f"{base} holds no rollouts (step_NNNNNN.jsonl): name a run that kept them "
-            "(callbacks.rollout_log.save=true)."
-        )
-    return found
 
 
 def _spans(line: Field) -> list[Field]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.data.datamodule import SampleDataModule
@@ -13,7 +16,7 @@ from reframe_vl.data.media import MediaError
 from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
 from reframe_vl.rollout.drop import DropMode
-from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.engine import Engine, SyncedEngine
 from reframe_vl.rollout.gate import Gate
 from reframe_vl.rollout.prompt import prompt_tokens
 from reframe_vl.rollout.settings import RolloutSettings, make_environment
@@ -22,6 +25,20 @@ from reframe_vl.tools.base import Tool, close_tools
 from reframe_vl.types import Rollout, RolloutGroup, Sample
 
 Scorer = Callable[[Rollout, Sample, float], None]
+
+
+@dataclass(frozen=True)
+class _Wave:
+    """A step's rollouts, which may still be under way.
+
+    Attributes:
+        progress: Of the step.
+        groups: Waits for them.
+    """
+
+    plan: Plan
+    progress: float
+    groups: Callable[[], list[RolloutGroup]]
 
 
 class RolloutCallback(Callback):
@@ -34,12 +51,16 @@ class RolloutCallback(Callback):
         prompts_per_step: P, samples of a step over all ranks.
         rollouts_per_prompt: G.
         seed: Of the run.
+        overlap: Generate the next step's rollouts while this step trains, with the weights of its
+            beginning: they are one step behind.
 
     Attributes:
         drop_probability: Of progress; set by the ground-drop callback.
         drop_mode: Likewise.
         score: Sets a rollout's rewards; set by the reward callback.
         gate: Of progress; set by the gate callback, None without a gate.
+        extend: Adds others' rollouts to the groups; set by the auxiliary callback.
+        before_generation: Called while no rollout is under way; set by the weight-sync callback.
     """
 
     def __init__(
@@ -50,6 +71,7 @@ class RolloutCallback(Callback):
         prompts_per_step: int,
         rollouts_per_prompt: int,
         seed: int = 0,
+        overlap: bool = False,
     ) -> None:
         """Checks what can be checked without a policy.
 
@@ -67,13 +89,18 @@ class RolloutCallback(Callback):
             )
         self.settings, self.make_engine, self.tools = settings, engine, list(tools)
         self.prompts_per_step, self.rollouts_per_prompt = prompts_per_step, rollouts_per_prompt
-        self.seed = seed
+        self.seed, self.overlap = seed, overlap
         self.drop_probability: Callable[[float], float] = Constant(0.0)
         self.drop_mode: DropMode = "bernoulli"
         self.score: Scorer | None = None
         self.gate: Callable[[float], Gate] | None = None
+        self.extend: Callable[[Collector, Plan, Sequence[RolloutGroup]], None] | None = None
+        self.before_generation: Callable[[], None] | None = None
         self.collector: Collector | None = None
+        self._coming: _Wave | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._trainer: Trainer | None = None
+        self._next: list[Sample] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Starts the engine and hands it to the loader."""
@@ -83,11 +110,18 @@ class RolloutCallback(Callback):
         self.check_group(module)
         policy = module.components
         self._trainer = trainer
+        engine = self.make_engine(policy.model, precision=trainer.precision_plugin.forward_context)
+        synced = isinstance(engine, SyncedEngine)
+        if self.overlap and not synced:
+            raise ValueError(
+                "rollout.overlap=true generates while the weights are trained, so it needs an "
+                "engine with weights of its own: set rollout=vllm."
+            )
+        environment = make_environment(policy, self.tools, self.settings.budget)
         self.collector = Collector(
-            engine=self.make_engine(
-                policy.model, precision=trainer.precision_plugin.forward_context
-            ),
-            environment=make_environment(policy, self.tools, self.settings.budget),
+            engine=engine,
+            # An engine that generates meanwhile must not wait for a tool.
+            environment=replace(environment, tools_in_threads=synced),
             prompts=self.settings.prompt,
             loop=EventLoopThread(),
             seed=self.seed,
@@ -98,6 +132,8 @@ class RolloutCallback(Callback):
         # Generated samples are alike: where the first one does not fit, none does.
         if problem := self._too_long(data.train[0]):
             raise ValueError(f"Sample {data.train[0].id} cannot be played: {problem}.")
+        if isinstance(engine, SyncedEngine):
+            self.collector.loop.run(engine.start(trainer.strategy.root_device))
         module.loader.generate = self._generate
 
     def check_group(self, module: PolicyModule) -> None:
@@ -112,6 +148,14 @@ class RolloutCallback(Callback):
                 f"least {module.min_rollouts} rollouts, or every advantage is 0 and nothing is "
                 "learned."
             )
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Begins the next step's prompts: the backward pass leaves time for them."""
+        if self.collector is not None and self._next:
+            self.collector.ahead.begin(self._next)
+            self._next = []
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stops the engine and the tools."""
@@ -128,9 +172,13 @@ class RolloutCallback(Callback):
         close_tools(self.tools)
         if self.collector is not None:
             self.collector.ahead.close()
+            self.collector.loop.cancel()
             self.collector.engine.close()
             self.collector.loop.stop()
             self.collector = None
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._coming = self._thread = None
 
     def _too_long(self, sample: Sample) -> str | None:
         """Why a sample cannot be played, found before the first step and not in the middle."""
@@ -163,13 +211,50 @@ class RolloutCallback(Callback):
             raise RuntimeError(
                 "No reward: add callbacks/evidence_reward (EvidenceRewardCallback) to the trainer."
             )
-        module = _policy_module(trainer.lightning_module)
-        progress = step_progress(trainer)
         data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        share = (self.prompts_per_step, trainer.global_rank, trainer.world_size)
-        samples = data.next_samples(*share)
+        wave = self._coming or self._begin(trainer, collector)
+        self._coming = None
+        groups = wave.groups()
+        if isinstance(collector.engine, SyncedEngine):
+            lag = trainer.global_step - wave.plan.policy_version
+            _policy_module(trainer.lightning_module).log_step({"rollouts/lag": float(lag)})
+            if not self.overlap:
+                collector.loop.run(collector.engine.rest())
+        if self.extend:
+            self.extend(collector, wave.plan, groups)
+        data.next_samples(*self._share(trainer))
+        if trainer.current_epoch + 1 != trainer.max_epochs:
+            if self.overlap:
+                self._coming = self._begin(trainer, collector, ahead=1)
+            else:
+                self._next = data.coming_samples(*self._share(trainer))
+        for group in groups:
+            for rollout in group.rollouts:
+                score(rollout, group.sample, wave.progress)
+        return groups
+
+    def _begin(self, trainer: Trainer, collector: Collector, ahead: int = 0) -> _Wave:
+        """Begins a step's rollouts with the present weights; the present step's run when asked for.
+
+        Args:
+            trainer: Whose data have come to where the step begins.
+            collector: Plays them.
+            ahead: Steps from the present one.
+        """
+        if isinstance(collector.engine, SyncedEngine):
+            if self.before_generation is None:
+                raise RuntimeError(
+                    "The engine has weights of its own, which nobody keeps up to date: add "
+                    "callbacks/weight_sync (WeightSync) to the trainer."
+                )
+            self.before_generation()
+            if self.overlap and self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="next-rollouts")
+        module, progress = _policy_module(trainer.lightning_module), step_progress(trainer, ahead)
+        data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        samples = data.coming_samples(*self._share(trainer))
         plan = Plan(
-            step=module.step,
+            step=module.step + ahead,
             num_rollouts=self.rollouts_per_prompt,
             sampling=self.settings.sampling(module.components),
             drop_probability=self.drop_probability(progress),
@@ -177,19 +262,21 @@ class RolloutCallback(Callback):
             policy_version=trainer.global_step,
             gate=self.gate(progress) if self.gate else None,
         )
-        groups = collector.collect(samples, plan)
-        if trainer.current_epoch + 1 != trainer.max_epochs:
-            collector.ahead.begin(data.coming_samples(*share))
-        for group in groups:
-            for rollout in group.rollouts:
-                score(rollout, group.sample, progress)
-        return groups
+        if ahead and self._thread is not None:
+            return _Wave(
+                plan, progress, self._thread.submit(collector.collect, samples, plan).result
+            )
+        return _Wave(plan, progress, lambda: collector.collect(samples, plan))
+
+    def _share(self, trainer: Trainer) -> tuple[int, int, int]:
+        """What of a step's samples is this rank's."""
+        return self.prompts_per_step, trainer.global_rank, trainer.world_size
 
 
-def step_progress(trainer: Trainer) -> float:
-    """P in [0, 1]: the share of the run's steps that is done."""
+def step_progress(trainer: Trainer, ahead: int = 0) -> float:
+    """P in [0, 1]: the share of the run's steps that is done, so many steps from now."""
     if trainer.max_epochs and trainer.max_epochs > 0:
-        return min(1.0, trainer.current_epoch / trainer.max_epochs)
+        return min(1.0, (trainer.current_epoch + ahead) / trainer.max_epochs)
     return min(1.0, trainer.global_step / trainer.max_steps) if trainer.max_steps > 0 else 0.0
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from reframe_vl.algorithms.module import PolicyModule
+from reframe_vl.mini.model import base_folder
 from reframe_vl.mini.world import MiniWorld
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import register_resolvers
@@ -81,6 +82,7 @@ def test_every_experiment_is_instantiated_at_every_scale(experiment, scale, tmp_
         f"scale={scale}",
         *(teachers if "mopd" in experiment else []),
         *(recorded(tmp_path / "earlier") if experiment == "sft" else []),
+        *([f"auxiliaries={{a:{{checkpoint:{base_folder(0)}}}}}"] if "ekipl" in experiment else []),
         # The full-size model, data and accelerator are not at hand; what reads them is the same.
         "model=mini",
         "data=mini_image",

@@ -256,6 +256,7 @@ class Span:
         views: The images and videos whose placeholders stand in ``token_ids``, in order.
         carried: Produced in an earlier context of the rollout and only shown again here: it is
             never trained in this context.
+        teacher_logprobs: The teacher's, one a trained token, where an algorithm asked for them.
     """
 
     provenance: Provenance
@@ -263,6 +264,7 @@ class Span:
     logprobs: tuple[float | None, ...] | None = None
     views: tuple[View, ...] = ()
     carried: bool = False
+    teacher_logprobs: tuple[float | None, ...] | None = None
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -409,17 +411,21 @@ class RolloutKey:
 
     Attributes:
         index: Within its group; a sample's second group of a step goes on counting.
+        author: The auxiliary model whose actions it holds; empty for the policy's own.
     """
 
     seed: int
     step: int
     sample_id: str
     index: int
+    author: str = ""
 
     @cached_property
     def entropy(self) -> int:
         """A 128-bit seed for this rollout's own random draws."""
         text = f"{self.seed}/{self.step}/{self.sample_id}/{self.index}"
+        if self.author:
+            text = f"{text}/{self.author}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 

@@ -1,11 +1,18 @@
 """Bins are balanced by what scoring runs through."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grey_world import GreyImage
-from reframe_vl.algorithms.batching import BatchPlan, micro_batches, scored_tokens
+from reframe_vl.algorithms.batching import (
+    BatchPlan,
+    keep_teacher_logprobs,
+    micro_batches,
+    scored_tokens,
+)
 from reframe_vl.types import (
     Answer,
     Context,
@@ -53,3 +60,15 @@ def test_bins_hold_like_numbers_of_scored_tokens():
     batches = micro_batches(groups, sampling(), BatchPlan(1, 2), 0)
     loads = [scored_tokens([item.context for item in batch.items]) for batch in batches]
     assert sorted(loads) == [281, 360]
+
+
+def test_a_teachers_log_probs_are_kept_with_the_tokens_they_judge():
+    context = random_context(np.random.default_rng(0), view_maker(), turns=2)
+    before = list(context.spans)
+    values_T = -np.arange(1, context.num_trained + 1, dtype=np.float32)
+    keep_teacher_logprobs(context, values_T)
+    taught = [span for span in context.spans if span.trained]
+    assert [v for span in taught for v in span.teacher_logprobs] == values_T.tolist()
+    assert all(len(span.teacher_logprobs) == len(span.token_ids) for span in taught)
+    assert all(span.teacher_logprobs is None for span in context.spans if not span.trained)
+    assert [replace(span, teacher_logprobs=None) for span in context.spans] == before

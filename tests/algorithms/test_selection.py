@@ -70,6 +70,15 @@ def test_groups_are_kept_whole_by_the_deviation_of_their_rewards_without_the_bro
     }
 
 
+def test_without_ranking_groups_that_differ_are_kept_as_they_come():
+    rewards = REWARDS.flip(0)
+    kept, numbers = select(rewards, WHOLE.flip(0), 1, "group", rank=False)
+    assert kept.any(1).tolist() == [True, False, False, False]
+    assert (numbers["outranked"], numbers["equal_rewards"]) == (2, 1)
+    ranked, _ = select(rewards, WHOLE.flip(0), 1, "group")
+    assert ranked.any(1).tolist() == [False, True, False, False]
+
+
 def test_a_shortfall_is_counted():
     kept, numbers = select(REWARDS, WHOLE, 4, "group")
     assert kept.sum() == 11

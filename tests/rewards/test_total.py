@@ -53,6 +53,15 @@ def test_d20_an_infrastructure_error_has_no_component_and_no_total(
     assert total is None
 
 
+def test_the_total_is_vision_ekipls_formula(make_rollout: Make, make_sample: MakeSample) -> None:
+    weights = RewardWeights(call=0.0, grounding=0.0, penalty=0.0, form=1.0)
+    totals = {
+        answers: score(make_rollout(*answers), make_sample(), weights, 0.0)[1]
+        for answers in (("red car",), ("blue",), ("blue", "red car"), ())
+    }
+    assert totals == {("red car",): 2.0, ("blue",): 1.0, ("blue", "red car"): 1.0, (): 0.0}
+
+
 def test_a_weight_of_zero_switches_a_term_off_and_still_shows_it(
     case: tuple[Rollout, Sample],
 ) -> None:

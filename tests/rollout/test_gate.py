@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reframe_vl.mini.video_world import MiniVideoWorld
 from reframe_vl.rollout.collector import Plan
 from reframe_vl.rollout.encoding import Encoder
+from reframe_vl.rollout.episode import Budget
 from reframe_vl.rollout.gate import BELOW_THRESHOLD, Gate, GateWatch, Item
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.tools.base import Reason, Refusal, ToolRequest
@@ -114,6 +115,31 @@ def test_an_invalid_call_gives_way_too(line, reason):
     assert rollout.answers == ["7"]
     # The turn's end is the injected call's: none is written twice.
     assert f"{END}{END}" not in text(rollout.contexts[0].spans)
+
+
+def test_a_tool_that_fails_is_not_made_to_fail_again():
+    def broken(tool, request, media):
+        raise OSError("the disk is gone")
+
+    rollout, _ = play(FAR, FAR, FAR, ANSWER, run_tool=broken)
+    assert [c.status for c in rollout.calls] == [
+        CallStatus.REPLACED,
+        CallStatus.FAILED,
+        CallStatus.FAILED,
+        CallStatus.FAILED,
+    ]
+
+
+def test_a_canonical_call_that_does_not_fit_ends_the_rollout_within_its_limit():
+    of = sample()
+    whole, _ = play(FAR, ANSWER, of=of)
+    [context] = whole.contexts
+    room = sum(len(span) for span in context.spans[:3]) + 64 - 1
+    budget = Budget(max_context_tokens=room, tool_view_pixels=1024)
+    rollout, _ = play(FAR, ANSWER, of=of, budget=budget)
+    assert rollout.termination is Termination.MAX_TOKENS
+    assert not of_provenance(rollout.contexts[0], Provenance.INJECTED)
+    assert len(rollout.contexts[0]) + 64 <= room
 
 
 def test_without_a_call_there_is_no_gate():
@@ -255,7 +281,7 @@ def test_the_gate_follows_its_definition(places, asked, threshold):
         if found is not None:
             assert items.index(found) == expected
             watch.executed(ToolRequest("CropImage", boxes=(found.box,)))
-            watch.acquire(found)
+            watch.settle(found)
             acquired |= {
                 i
                 for i, b in enumerate(boxes)

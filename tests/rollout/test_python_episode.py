@@ -46,7 +46,7 @@ needs_sandbox = pytest.mark.skipif(
 )
 
 
-class Notebook:
+class Notebook(StatefulTool):
     """A tool that writes down what it is told and says all that it was told in its session."""
 
     name = "python"

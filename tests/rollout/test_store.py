@@ -115,8 +115,10 @@ def views(draw):
 def spans(draw):
     token_ids = draw(ids)
     logprobs = draw(st.none() | st.tuples(*[st.none() | numbers for _ in token_ids]).map(tuple))
+    teacher = draw(st.none() | st.tuples(*[st.none() | numbers for _ in token_ids]).map(tuple))
     shown = tuple(draw(st.lists(views(), max_size=2)))
-    return Span(draw(st.sampled_from(Provenance)), token_ids, logprobs, shown, draw(st.booleans()))
+    carried = draw(st.booleans())
+    return Span(draw(st.sampled_from(Provenance)), token_ids, logprobs, shown, carried, teacher)
 
 
 @st.composite

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float32
 
 from reframe_vl.algorithms.losses import WeightMode, token_weights
 from reframe_vl.types import (
@@ -148,6 +149,13 @@ def distillation_batches(
     ]
 
 
+def tokens_of(context: Context, provenance: Provenance) -> npt.NDArray[np.bool_]:
+    """Which of a context's trained tokens are of a provenance."""
+    trained = [span for span in context.spans if span.trained]
+    masks = [np.full(len(span.token_ids), span.provenance is provenance) for span in trained]
+    return np.concatenate([np.zeros(0, np.bool_), *masks])
+
+
 def _injected(update: Sequence[Sequence[TrainItem]]) -> list[npt.NDArray[np.bool_]]:
     return [item.injected for part in update for item in part]
 
@@ -160,24 +168,27 @@ def _distillation_items(groups: Sequence[RolloutGroup]) -> list[TrainItem]:
                 count = context.num_trained
                 if not count:
                     continue
-                injected = np.concatenate(
-                    [
-                        np.full(len(span.token_ids), span.provenance is Provenance.INJECTED)
-                        for span in context.spans
-                        if span.trained
-                    ]
-                )
                 items.append(
                     TrainItem(
                         context,
                         advantages=np.full(count, rollout.advantage or 0.0, np.float32),
                         weights=np.zeros(count, np.float32),
                         sampler_logprobs=_sampler_logprobs(context.spans),
-                        injected=injected,
+                        injected=tokens_of(context, Provenance.INJECTED),
                         domain=group.sample.domain,
                     )
                 )
     return items
+
+
+def keep_teacher_logprobs(context: Context, logprobs_T: Float32[np.ndarray, "T"]) -> None:
+    """Puts a teacher's log-probs of the trained tokens into their spans, for the record."""
+    start = 0
+    for place, span in enumerate(context.spans):
+        if span.trained:
+            values = logprobs_T[start : start + len(span.token_ids)].tolist()
+            context.spans[place] = replace(span, teacher_logprobs=tuple(values))
+            start += len(values)
 
 
 def _policy_gradient_contexts(group: RolloutGroup) -> list[Context]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from reframe_vl.algorithms.advantages import (
     drop_subgroup_advantages,
     group_advantages,
 )
-from reframe_vl.algorithms.batching import BatchPlan, micro_batches
+from reframe_vl.algorithms.batching import BatchPlan, micro_batches, tokens_of
 from reframe_vl.algorithms.losses import (
     Importance,
     KLEstimator,
@@ -31,7 +32,7 @@ from reframe_vl.algorithms.losses import (
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.algorithms.selection import Selection, overran
 from reframe_vl.policy.score import score
-from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+from reframe_vl.types import MicroBatch, Provenance, RolloutGroup, TrainItem
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,12 @@ class GDGRPO(PolicyModule):
             importance_band=settings.importance_band,
         )
         if self.needs_reference:
+            sampled = [tokens_of(item.context, Provenance.SAMPLED) for item in items]
+            sampled_T = torch.from_numpy(np.concatenate(sampled)).to(self.device)
             penalty, kl_metrics = kl_penalty(
                 scores.logprobs_T,
                 self.flat(items, "ref_logprobs"),
-                weights_T,
+                torch.where(sampled_T, weights_T, 0.0),
                 estimator=settings.kl_estimator,
             )
             loss = loss + settings.kl_coef * penalty
@@ -165,13 +168,16 @@ class GDGRPO(PolicyModule):
         self.gather_metrics(metrics)
         return self.scaled(loss, batch)
 
+    def compared(self, group: RolloutGroup) -> list[bool]:
+        """Which rollouts of a group are compared with each other, and trained."""
+        selects = self.settings.selection is not None
+        return [r.reward is not None and not (selects and overran(r)) for r in group.rollouts]
+
     def _assign_advantages(self, group: RolloutGroup) -> None:
         rollouts = group.rollouts
         rewards_G = torch.tensor([r.reward if r.reward is not None else 0.0 for r in rollouts])
         settings = self.settings
-        scorable = [
-            r.reward is not None and not (settings.selection and overran(r)) for r in rollouts
-        ]
+        scorable = self.compared(group)
         scorable_G = torch.tensor(scorable)
         if settings.subgroups:
             dropped_G = torch.tensor([r.drop_assigned for r in rollouts])

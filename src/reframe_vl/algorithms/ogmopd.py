@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reframe_vl.algorithms.advantages import Scale, group_advantages
-from reframe_vl.algorithms.batching import distillation_batches
+from reframe_vl.algorithms.batching import distillation_batches, keep_teacher_logprobs
 from reframe_vl.algorithms.distillation import (
     Divergence,
     distillation_loss,
@@ -254,6 +254,7 @@ class OGMOPD(PolicyModule):
             answers = teacher.log_probs(contexts, batches[0].sampling)
             for item, logprobs in zip(taught, answers, strict=True):
                 item.teacher_logprobs = logprobs.astype(np.float32)
+                keep_teacher_logprobs(item.context, item.teacher_logprobs)
 
     def _assign_advantages(self, group: RolloutGroup) -> None:
         for rollout in group.rollouts:

@@ -1,4 +1,8 @@
-"""Which of a step's rollouts are trained (docs/method.md, 1.4): filter groups, rank, keep some."""
+"""Which of a step's rollouts are trained.
+
+PyVision-RL (docs/method.md, 1.4) filters groups, ranks them and keeps some. Vision-EKIPL (1.5)
+keeps the best of each group.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -27,10 +32,13 @@ class Selection:
         keep: B, groups over all ranks; on several ranks each keeps the best of its own.
         unit: ``group`` keeps groups whole; ``rollout`` keeps B times G single rollouts, in the
             order of their groups.
+        rank: By the deviation of their rewards; off: groups that teach something are kept as they
+            come.
     """
 
     keep: int
     unit: Unit = "group"
+    rank: bool = True
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -59,7 +67,9 @@ class Selection:
         members = [group.rollouts for group in groups]
         rewards_PG = torch.tensor([[r.reward or 0.0 for r in group] for group in members])
         whole_PG = torch.tensor([[r.advantage is not None for r in group] for group in members])
-        kept_PG, numbers = select(rewards_PG, whole_PG, self.keep // num_ranks, self.unit)
+        kept_PG, numbers = select(
+            rewards_PG, whole_PG, self.keep // num_ranks, self.unit, self.rank
+        )
         for group, kept_G in zip(members, kept_PG.tolist(), strict=True):
             for rollout, kept in zip(group, kept_G, strict=True):
                 rollout.advantage = rollout.advantage if kept else None
@@ -74,7 +84,11 @@ def overran(rollout: Rollout) -> bool:
 
 
 def select(
-    rewards_PG: Float[Tensor, "P G"], whole_PG: Bool[Tensor, "P G"], keep: int, unit: Unit
+    rewards_PG: Float[Tensor, "P G"],
+    whole_PG: Bool[Tensor, "P G"],
+    keep: int,
+    unit: Unit,
+    rank: bool = True,
 ) -> tuple[Bool[Tensor, "P G"], dict[str, float]]:
     """Chooses rollouts of the groups whose rewards differ most.
 
@@ -86,6 +100,7 @@ def select(
         whole_PG: Rollouts that are not broken.
         keep: Groups to keep.
         unit: What is counted, see :class:`Selection`.
+        rank: Likewise.
 
     Returns:
         The rollouts to train, and numbers to log: ``broken`` (rollouts), ``too_small`` and
@@ -102,7 +117,7 @@ def select(
             equal_rewards += 1
         else:
             stds[number] = float(rewards_N.std(correction=0))
-    ranked = sorted(stds, key=lambda number: -stds[number])
+    ranked = sorted(stds, key=lambda number: -stds[number]) if rank else list(stds)
     places = [(number, i) for number in ranked for i in whole_PG[number].nonzero().flatten()]
     kept_PG = torch.zeros_like(whole_PG)
     if unit == "group":
@@ -126,3 +141,47 @@ def right_pushed_down(rollouts: Sequence[Rollout]) -> float:
     """Of the trained rollouts with a positive reward, the share whose advantage is negative."""
     signs = [r.advantage < 0 for r in rollouts if r.advantage is not None and (r.reward or 0) > 0]
     return sum(signs) / len(signs) if signs else 0.0
+
+
+def keep_best(
+    rewards_N: Float[Tensor, "N"], alive_N: Bool[Tensor, "N"], keep: int, seed: int
+) -> Bool[Tensor, "N"]:
+    """The best of a pool by reward; ties are broken at random (Vision-EKIPL).
+
+    Rewards that differ by rounding alone are tied.
+
+    Args:
+        rewards_N: Those of rollouts that do not take part may be anything.
+        alive_N: Rollouts that take part.
+        keep: G; where fewer take part, all of them are kept.
+        seed: Of the ties.
+    """
+    lots = np.random.default_rng(seed).random(len(rewards_N))
+    alive = alive_N.nonzero().flatten().tolist()
+    best = sorted(alive, key=lambda i: (-round(float(rewards_N[i]), 6), lots[i]))[:keep]
+    kept_N = torch.zeros_like(alive_N)
+    kept_N[best] = True
+    return kept_N
+
+
+def pool_numbers(groups: Sequence[RolloutGroup], keep: int) -> dict[str, float]:
+    """What was kept of a step's pools; rollouts with an advantage are.
+
+    Returns:
+        Numbers to log: ``own_share`` (of the kept rollouts, those that the policy made itself),
+        ``own_share_above`` (of those with an advantage above 0), ``zero_variance`` (groups whose
+        kept rollouts teach nothing), ``kept_rollouts``, ``shortfall`` (rollouts that were not
+        there to keep), ``not_scorable`` (rollouts of the pools without a reward).
+    """
+    kept = [[r for r in g.rollouts if r.advantage is not None] for g in groups]
+    authors = [(r.key.author, r.advantage or 0.0) for members in kept for r in members]
+    above = [author for author, advantage in authors if advantage > 0]
+    pools = [r for group in groups for r in group.rollouts]
+    return {
+        "own_share": sum(not author for author, _ in authors) / max(len(authors), 1),
+        "own_share_above": sum(not author for author in above) / max(len(above), 1),
+        "zero_variance": float(sum(not any(r.advantage for r in members) for members in kept)),
+        "kept_rollouts": float(len(authors)),
+        "shortfall": float(sum(max(keep - len(members), 0) for members in kept)),
+        "not_scorable": float(sum(r.reward is None for r in pools)),
+    }

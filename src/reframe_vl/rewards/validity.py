@@ -81,7 +81,7 @@ def _unended_turns(rollout: Rollout) -> int:
         return 0
     # The last context shows all turns, those before a drop too; the gate's calls end by themselves.
     return sum(
-        span.provenance is Provenance.SAMPLED
+        span.provenance in (Provenance.SAMPLED, Provenance.EXTERNAL)
         and after.provenance is Provenance.OBSERVED
         and span.token_ids[-1] not in rollout.sampling.stop_ids
         for span, after in pairwise(rollout.contexts[-1].spans)
@@ -95,3 +95,8 @@ def validity_penalty(rollout: Rollout, weights: ValidityWeights) -> float:
         for entry, count in validity_counts(rollout).items()
     )
     return min(float(total), weights.max_total)
+
+
+def form_reward(rollout: Rollout) -> float:
+    """Vision-EKIPL's format reward (docs/method.md, 1.5): 1 without a single fault, else 0."""
+    return float(not any(validity_counts(rollout).values()))

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ class EventLoopThread:
     def __init__(self) -> None:
         """Starts the thread."""
         self._loop = asyncio.new_event_loop()
+        # Calls of tools mostly wait, for other processes or for media.
+        self._loop.set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="tools"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
 
@@ -48,15 +51,29 @@ class EventLoopThread:
         """Runs a coroutine to its end; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            while not wait([future], timeout=1.0).done:
+                if self._loop.is_closed():
+                    raise RuntimeError("The loop ended before it came to this coroutine.")
             return future.result()
         finally:
             future.cancel()
+
+    def cancel(self) -> None:
+        """Cancels what still runs; whoever waits for it is told."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
 
     def stop(self) -> None:
         """Ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class Plan:
         forced: The calls that the environment writes into each episode of a sample.
         run_tool: Replaces how checked calls of a sample are executed.
         gate: Rewrites calls that miss the evidence.
+        author: The auxiliary model that the engine speaks for; empty for the policy.
     """
 
     step: int
@@ -81,6 +99,7 @@ class Plan:
     forced: Callable[[Sample, Prompt], Sequence[tuple[Tool, dict[str, Any]]]] | None = None
     run_tool: Callable[[Sample], ToolRunner] | None = None
     gate: Gate | None = None
+    author: str = ""
 
 
 @dataclass
@@ -193,7 +212,7 @@ class Collector:
         return build_prompt(sample, env.codec, env.encoder, env.view_maker, env.tools, self.prompts)
 
     def _key(self, sample: Sample, plan: Plan, index: int) -> RolloutKey:
-        return RolloutKey(self.seed, plan.step, sample.id, index)
+        return RolloutKey(self.seed, plan.step, sample.id, index, plan.author)
 
     def _failed(self, sample: Sample, plan: Plan, index: int, error: str) -> Rollout:
         return Rollout(

@@ -95,5 +95,8 @@ class Encoder:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of sampled ids, control tokens included."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        # The wrapper around it takes ten times as long, and may strip spaces.
+        text: str = self.tokenizer.backend_tokenizer.decode(
+            list(token_ids), skip_special_tokens=False
+        )
         return text

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
+
+from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.types import Context, Sampling
 
 
@@ -53,3 +56,39 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees everything."""
+
+
+@runtime_checkable
+class SyncedEngine(Engine, Protocol):
+    """An engine with weights of its own, which have to follow the trainer's.
+
+    Its coroutines all run in one event loop, from ``start`` on.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks use the same one: then one of them pushes its weights."""
+
+    async def start(self, device: torch.device) -> None:
+        """Makes the engine ready to take weights and to generate.
+
+        Args:
+            device: The trainer's.
+
+        Raises:
+            EngineError: It cannot be started; the message names the remedy.
+        """
+
+    async def sync(self, model: VisionLanguageModel, version: int) -> None:
+        """Takes the model's present weights over; nothing remembers the old ones afterwards.
+
+        Args:
+            model: The policy, as it was when the engine was made but for its weights.
+            version: Optimiser steps that they have seen.
+
+        Raises:
+            EngineError: The engine could not be brought to take them.
+        """
+
+    async def rest(self) -> None:
+        """Frees what is not needed until the next ``sync``."""

@@ -83,6 +83,8 @@ class Environment:
     Attributes:
         run_tool: Executes a checked call; replaced where only the pixels returned shall differ.
         tools_on: Where false a call is refused whatever it asks for.
+        tools_in_threads: Calls run, and what they return is resized, in threads: no other episode
+            waits for them.
     """
 
     codec: Codec
@@ -92,6 +94,7 @@ class Environment:
     budget: Budget
     run_tool: ToolRunner
     tools_on: bool = True
+    tools_in_threads: bool = False
 
 
 @dataclass
@@ -158,7 +161,8 @@ class Episode:
             context = self._contexts[-1]
             seed = (self.key.entropy + self._turns) % 2**128
             turn = await engine.generate(session, context, self.sampling, seed)
-            context.spans.append(Span(Provenance.SAMPLED, turn.token_ids, logprobs=turn.logprobs))
+            author = Provenance.EXTERNAL if self.key.author else Provenance.SAMPLED
+            context.spans.append(Span(author, turn.token_ids, logprobs=turn.logprobs))
             self._turns += 1
             truncated = turn.finish == "length"
             text = self.environment.encoder.decode(turn.token_ids)
@@ -266,7 +270,10 @@ class Episode:
         self, tool: Tool, arguments: dict[str, Any], item: Item | None = None
     ) -> Termination | None:
         """Writes a call of the environment's and executes it."""
-        self._contexts[-1].spans.append(self._canonical_span(tool, arguments))
+        call = self._canonical_span(tool, arguments)
+        if full := self._exceeded(self._contexts[-1], call):
+            return full
+        self._contexts[-1].spans.append(call)
         request = tool.check(arguments, self.prompt.scene)
         if isinstance(request, Refusal):
             raise ValueError(
@@ -296,10 +303,15 @@ class Episode:
         by_gate: bool = False,
         item: Item | None = None,
     ) -> Termination | None:
+        if self.gate and item:
+            self.gate.settle(item)
         known = self._results.get(request.identity)
         try:
             result = known or await self._run(tool, request)
-            parts = self._show(result)
+            if self.environment.tools_in_threads:
+                parts = await asyncio.to_thread(self._show, result)
+            else:
+                parts = self._show(result)
         except (MediaError, ViewError, OSError) as failure:
             self._record(
                 tool.name, arguments, CallStatus.FAILED, reason=Reason.TOOL_FAILED, by_gate=by_gate
@@ -311,8 +323,6 @@ class Episode:
             self._results[request.identity] = result
         if self.gate:
             self.gate.executed(request)
-            if item:
-                self.gate.acquire(item)
         self._record(
             tool.name,
             arguments,
@@ -327,7 +337,7 @@ class Episode:
 
     async def _run(self, tool: Tool, request: ToolRequest) -> ToolResult:
         run_tool, media = self.environment.run_tool, self.sample.media
-        if isinstance(tool, StatefulTool):
+        if isinstance(tool, StatefulTool) or self.environment.tools_in_threads:
             # The other episodes of the loop go on, however long it takes.
             return await asyncio.to_thread(run_tool, tool, request, media)
         return run_tool(tool, request, media)

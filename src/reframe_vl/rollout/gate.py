@@ -140,6 +140,9 @@ class GateWatch:
             i for i, item in enumerate(self.items) if item.overlap(request) >= self.gate.threshold
         }
 
-    def acquire(self, item: Item) -> None:
-        """Marks an item whose canonical call was executed, whatever rounding cost it."""
+    def settle(self, item: Item) -> None:
+        """Marks an item whose canonical call was written: it is not written again.
+
+        Rounding may have cost it some overlap, and a tool that failed would fail again.
+        """
         self._acquired.add(self.items.index(item))

@@ -56,6 +56,7 @@ def read_rollout(line: Field, view: Callable[[Field], View]) -> Rollout:
             key["step"].whole(),
             key["sample_id"].text(),
             key["index"].whole(),
+            key["author"].text() if "author" in key.exactly(dict) else "",
         ),
         contexts=contexts("contexts"),
         branches=contexts("branches"),
@@ -163,12 +164,14 @@ def _call(field: Field) -> CallRecord:
 
 
 def _span(field: Field, view: Callable[[Field], View]) -> Span:
+    taught = "teacher_logprobs" in field.exactly(dict)
     return Span(
         provenance=field["provenance"].member(Provenance),
         token_ids=field["token_ids"].wholes(),
         logprobs=field["logprobs"].optional(lambda f: f.each(Field.optional_number)),
         views=field["views"].each(view),
         carried=field["carried"].flag(),
+        teacher_logprobs=field["teacher_logprobs"].each(Field.optional_number) if taught else None,
     )
 
 

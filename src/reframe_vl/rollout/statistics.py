@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from reframe_vl.rollout.gate import BELOW_THRESHOLD
-from reframe_vl.types import CallStatus, Provenance, RolloutGroup, Termination, View
+from reframe_vl.types import CallStatus, Provenance, Rollout, RolloutGroup, Termination, View
 
 _BY_DOMAIN = (
     "reward",
@@ -23,18 +23,22 @@ _BY_DOMAIN = (
 def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Means over rollouts, shares over groups; only what occurred is present.
 
-    Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``call_rate``
-    (rollouts with a successful call), ``parse_rate`` (proposed calls that were valid; 1 without
-    any), ``dead_groups`` (groups whose advantages are all 0, where there are advantages),
+    Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``calls``
+    (executed calls a rollout), ``call_rate`` (rollouts with a successful call), ``parse_rate``
+    (proposed calls that were valid; 1 without any), ``dead_groups`` (groups whose advantages are
+    all 0, where there are advantages),
     ``not_scorable`` (rollouts without a reward), ``blank_views`` (first views of one colour),
     ``dropped`` (rollouts that lost their original input), ``sampled_tokens``, ``visual_tokens``,
     ``turns``, ``coercions`` (calls whose arguments were converted), ``ended_turns`` (turns that
     ended by themselves, of those that the gate did not cut short), ``termination/…`` and
     ``refused/…`` (shares of rollouts, and calls a rollout). Where the gate was at work: ``gated``
     (rollouts it stepped into), ``interventions`` and ``injected_tokens``. Where there are several
-    domains, the most telling of these once more for each, as ``<domain>/…``.
+    domains, the most telling of these once more for each, as ``<domain>/…``. All of this is about
+    the policy's own rollouts; of each auxiliary model's there are ``reward``, ``reward/answer``
+    and ``not_scorable``, as ``auxiliary/<author>/…``.
     """
     result = _numbers(groups)
+    result |= _by_author(groups)
     domains = sorted({group.sample.domain for group in groups})
     for domain in domains if len(domains) > 1 else ():
         own = _numbers([group for group in groups if group.sample.domain == domain])
@@ -42,8 +46,28 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     return result
 
 
+def _by_author(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """How well the rollouts of each auxiliary model did."""
+    by_author: dict[str, list[Rollout]] = {}
+    for rollout in (r for group in groups for r in group.rollouts if r.key.author):
+        by_author.setdefault(rollout.key.author, []).append(rollout)
+    result: dict[str, float] = {}
+    for author, rollouts in by_author.items():
+        numbers = {"reward": [r.reward for r in rollouts]}
+        numbers["reward/answer"] = [r.rewards.get("answer") for r in rollouts]
+        for name, values in numbers.items():
+            known = [value for value in values if value is not None]
+            if known:
+                result[f"auxiliary/{author}/{name}"] = sum(known) / len(known)
+        missing = sum(r.reward is None for r in rollouts)
+        result[f"auxiliary/{author}/not_scorable"] = missing / len(rollouts)
+    return result
+
+
 def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    rollouts = [r for group in groups for r in group.rollouts]
+    everyone = [r for group in groups for r in group.rollouts]
+    # Recorded rollouts to learn from may be of others alone.
+    rollouts = [r for r in everyone if not r.key.author] or everyone
     if not rollouts:
         return {}
     count = len(rollouts)
@@ -56,6 +80,7 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     result |= {name: sum(values) / len(values) for name, values in components.items()}
     own_calls = [c for r in rollouts for c in r.calls if not c.by_gate]
     refused = [c for c in own_calls if c.status is CallStatus.REFUSED]
+    result["calls"] = sum(c.status is CallStatus.OK for c in own_calls) / count
     result["call_rate"] = sum(any(c.succeeded for c in r.calls) for r in rollouts) / count
     invalid = len(refused) + sum(
         c.status is CallStatus.REPLACED and c.reason != BELOW_THRESHOLD for c in own_calls

@@ -70,7 +70,7 @@ class RolloutStore:
             lines += [to_line(index, sample, rollout, text) for rollout in group.rollouts]
         # Before the file, which so never names an image that is not there.
         self.write_images(groups)
-        path = self._file(step)
+        path = self.file(step)
         _write_whole(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
         return path
 
@@ -85,7 +85,7 @@ class RolloutStore:
         """Removes this step and all later ones: a resumed run writes them anew. Images stay."""
         for later in self.steps():
             if later >= step:
-                self._file(later).unlink()
+                self.file(later).unlink()
 
     def read(self, step: int, images: bool = True) -> list[RolloutGroup]:
         """Reads a step as ``read_rollouts`` does.
@@ -94,7 +94,7 @@ class RolloutStore:
             FileNotFoundError: The step was not written.
             RecordError: Its file or an image is damaged.
         """
-        path = self._file(step)
+        path = self.file(step)
         if not path.is_file():
             steps = self.steps()
             known = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "no steps"
@@ -103,7 +103,8 @@ class RolloutStore:
             )
         return read_rollouts(path, images)
 
-    def _file(self, step: int) -> Path:
+    def file(self, step: int) -> Path:
+        """Where a step is written."""
         return self.folder / f"step_{step:06d}.jsonl"
 
     def write_images(self, groups: Sequence[RolloutGroup]) -> None:
@@ -122,6 +123,25 @@ class RolloutStore:
                 png = BytesIO()
                 Image.fromarray(pixels).save(png, "PNG", compress_level=1)
                 _write_whole(path, png.getvalue())
+
+
+def rollout_folders(run: Path) -> list[Path]:
+    """The folders of a run's rollouts: one, or one a rank.
+
+    Args:
+        run: A run directory, or a folder of rollouts.
+
+    Raises:
+        FileNotFoundError: There are no rollouts.
+    """
+    base = run / "rollouts" if (run / "rollouts").is_dir() else run
+    found = [f for f in (base, *sorted(base.glob("rank_*"))) if RolloutStore(f).steps()]
+    if not found:
+        raise FileNotFoundError(
+            f"{base} holds no rollouts (step_NNNNNN.jsonl): name a run that kept them "
+            "(callbacks.rollout_log.save=true)."
+        )
+    return found
 
 
 def read_rollouts(path: Path, images: bool = True) -> list[RolloutGroup]:

@@ -5,6 +5,7 @@ A line holds everything about its rollout but the pixels, which are files of the
 - Numbers that JSON does not have are the texts ``"nan"``, ``"inf"`` and ``"-inf"``.
 - ``banned_ids`` and ``stop_ids`` are lists of ids and of ``[first, last]`` runs.
 - ``text`` of a span is for people; reading leaves it alone.
+- ``teacher_logprobs`` of a span stands only where a teacher was asked.
 - Only ASCII is written: what a model wrote may hold anything, lone surrogates included.
 """
 
@@ -42,6 +43,7 @@ def to_line(
                 "step": key.step,
                 "sample_id": key.sample_id,
                 "index": key.index,
+                **({"author": key.author} if key.author else {}),
             },
             "termination": rollout.termination,
             "answers": rollout.answers,
@@ -130,7 +132,7 @@ def _contexts(
 
 
 def _span_fields(span: Span, decode: Callable[[tuple[int, ...]], str]) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "provenance": span.provenance,
         "carried": span.carried,
         "text": decode(span.token_ids),
@@ -147,6 +149,9 @@ def _span_fields(span: Span, decode: Callable[[tuple[int, ...]], str]) -> dict[s
             for view in span.views
         ],
     }
+    if span.teacher_logprobs is not None:
+        fields["teacher_logprobs"] = _numbers(span.teacher_logprobs)
+    return fields
 
 
 def _number(value: float | None) -> float | str | None:

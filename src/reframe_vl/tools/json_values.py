@@ -43,7 +43,8 @@ def decode(text: str, malformed: Reason) -> tuple[Any, str] | Refusal:
     except (ValueError, RecursionError):
         # An integer of thousands of digits, or brackets nested beyond the interpreter's stack.
         return Refusal(malformed, "Not valid JSON: a number is too long or the nesting too deep.")
-    if _deeper_than(value, MAX_DEPTH):
+    brackets = text.count("[", 0, end) + text.count("{", 0, end)
+    if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         return Refusal(malformed, f"Nested more than {MAX_DEPTH} levels deep.")
     return value, text[end:]
 
