@@ -15,6 +15,7 @@ LAYERS = (
     ("algorithms", "mini"),
     ("evaluation", "callbacks"),
     ("runs", "training"),
+    ("viewer", "play"),
 )
 """The library from the bottom up. A part imports from lower layers and its own, never upwards."""
 

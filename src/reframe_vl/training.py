@@ -25,7 +25,11 @@ from reframe_vl.callbacks.graceful_stop import GracefulStop
 from reframe_vl.callbacks.rollout import RolloutCallback
 from reframe_vl.checkpoint.export import export_policy
 from reframe_vl.data.datamodule import SampleDataModule
+from reframe_vl.evaluation import benchmark_results
+from reframe_vl.evaluation.benchmark_report import reward_curves, write_report
+from reframe_vl.evaluation.benchmark_run import BenchmarkRun
 from reframe_vl.evaluation.outcomes import named_arms
+from reframe_vl.evaluation.pass_at_k import pass_curve, sample_answers
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
 from reframe_vl.policy.loading import Policy
@@ -136,13 +140,22 @@ def evaluate(cfg: DictConfig, policy: Policy, base: Policy | None, path: Path) -
             for p in (policy, base)
             if p is not None
         ]
+        report = results(*played)
+        count, items = (cfg.evaluation.pass_at_k[name] for name in ("samples", "items"))
+        for p, part in ((policy, report), (base, report["base"])) if count else ():
+            if p is not None:
+                answers = sample_answers(p, settings, tools, samples[:items], count)
+                part["pass_at_k"] = pass_curve(answers)
     finally:
         close_tools(tools)
-    report = results(*played)
+    _write(report, path)
+    return show(report)
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(report, indent=2) + "\n")
     os.replace(temporary, path)
-    return show(report)
 
 
 def show(report: dict[str, Any]) -> dict[str, Any]:
@@ -164,10 +177,40 @@ def evaluate_checkpoint(cfg: DictConfig) -> dict[str, Any]:
         disable_progress_bar()
         out = Path(cfg.out or cfg.paths.run_dir) / runs.RESULTS
         out.parent.mkdir(parents=True, exist_ok=True)
+    if cfg.benchmarks:
+        return evaluate_on_benchmarks(cfg, out)
+    with runs.readable_errors():
         policy = load_checkpoint(cfg, Path(cfg.ckpt))
         base = instantiate(cfg.model) if cfg.evaluation.base else None
     report = evaluate(cfg, policy, base, out)
     logger.info("Wrote %s", out)
+    return report
+
+
+def evaluate_on_benchmarks(cfg: DictConfig, out: Path) -> dict[str, Any]:
+    """Evaluates the checkpoint ``cfg.ckpt`` on public benchmarks (docs/evaluation.md).
+
+    What was answered before, in the same folder, is not asked again.
+
+    Raises:
+        ConfigError: The evaluation cannot be set up as configured.
+    """
+    settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
+    places = {name: instantiate(node) for name, node in cfg.benchmarks.items()}
+    run = BenchmarkRun(places, instantiate(cfg.benchmark_settings), out.parent, str(cfg.ckpt))
+    try:
+        with runs.readable_errors():
+            run.open(settings, tools)
+            policy = load_checkpoint(cfg, Path(cfg.ckpt))
+        report = run.play(policy, settings, tools, instantiate(cfg.rollout.engine))
+    finally:
+        close_tools(tools)
+    _write(report, out)
+    ckpt = Path(cfg.ckpt).absolute()
+    trained = [folder for folder in (ckpt, *ckpt.parents[:2]) if (folder / runs.IDENTITY).is_file()]
+    write_report(report, out.parent, reward_curves(trained[0]) if trained else {})
+    Console().print(benchmark_results.table(report))
+    logger.info("Wrote %s and report.md, report.png beside it.", out)
     return report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reframe_vl.evaluation.controls import Content, ForcedCalls
@@ -22,14 +22,14 @@ from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
 from reframe_vl.rollout.encoding import Encoder
-from reframe_vl.rollout.engine import Engine
+from reframe_vl.rollout.engine import Engine, SyncedEngine
 from reframe_vl.rollout.episode import Budget, Environment
 from reframe_vl.rollout.hf_engine import HFEngine
 from reframe_vl.rollout.prompt import PromptSettings, num_grids
 from reframe_vl.tools.base import Tool, ToolRequest, ToolResult
 from reframe_vl.tools.codec import Codec
 from reframe_vl.tools.turns import CALL_OPEN
-from reframe_vl.types import Media, Modality, Sample, Sampling
+from reframe_vl.types import Media, Modality, Rollout, Sample, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Evaluator:
         loop: Where a given engine lives; by default a thread of the evaluator's own.
         max_concurrent: Episodes that are under way at once.
         log_level: At which each arm is announced.
+        judge: What a rollout comes to.
     """
 
     def __init__(
@@ -102,13 +103,22 @@ class Evaluator:
         loop: EventLoopThread | None = None,
         max_concurrent: int = 256,
         log_level: int = logging.INFO,
+        judge: Callable[[Rollout, Sample], Outcome | LeftOut] = judge,
     ) -> None:
         self.prompts = prompts
         self.sampling = replace(sampling, temperature=0.0)
         self.max_concurrent = max_concurrent
         self.log_level = log_level
+        self._judge = judge
         self.environment = Environment(
-            codec, encoder, model.view_maker, tools, budget, run_tool=self._run_tool
+            codec,
+            encoder,
+            model.view_maker,
+            tools,
+            budget,
+            run_tool=self._run_tool,
+            # An engine that generates meanwhile must not wait for a tool.
+            tools_in_threads=isinstance(engine, SyncedEngine),
         )
         self._engine = engine or HFEngine(model, max_batch_size=max_concurrent)
         self._owns_engine = engine is None
@@ -151,14 +161,14 @@ class Evaluator:
         for arm in (arm for arm in Arm if arm in wanted):
             logger.log(self.log_level, "Evaluating the arm %s.", arm)
             if arm is Arm.NO_TOOLS_MATCHED:
-                judged[arm] = self._play_matched(samples, judged[Arm.TOOLS])
+                judged[arm] = self.play_matched(samples, judged[Arm.TOOLS])
             elif arm is Arm.CONFLICT:
-                judged[arm] = self._play(arm, conflict_samples, forced)
+                judged[arm] = self.play(arm, conflict_samples, forced)
             elif arm in FORCED_ARMS:
                 usable = [s for s in samples if s.id not in forced.left_out]
-                judged[arm] = self._play(arm, usable, forced)
+                judged[arm] = self.play(arm, usable, forced)
             else:
-                judged[arm] = self._play(arm, samples, forced)
+                judged[arm] = self.play(arm, samples, forced)
         played_forced = bool(wanted & FORCED_ARMS)
         result = gather(judged, by_id, forced.left_out if played_forced else {})
         _log_left_out(result)
@@ -166,9 +176,14 @@ class Evaluator:
 
     # ------------------------------------------------------------------ one arm
 
-    def _play(
+    def play(
         self, arm: Arm, samples: Sequence[Sample], forced: ForcedCalls
     ) -> dict[str, Outcome | LeftOut]:
+        """One arm, but for ``no_tools_matched``.
+
+        Args:
+            forced: Makes the calls of the forced arms; notes samples that have none.
+        """
         protocol = PROTOCOLS[arm]
         plan = Plan(
             step=0,
@@ -186,13 +201,21 @@ class Evaluator:
             replace(self.prompts, show_tools=show_tools),
         )
 
-    def _play_matched(
-        self, samples: Sequence[Sample], with_tools: Mapping[str, Outcome | LeftOut]
+    def play_matched(
+        self,
+        samples: Sequence[Sample],
+        with_tools: Mapping[str, Outcome | LeftOut],
+        only: Collection[str] | None = None,
     ) -> dict[str, Outcome | LeftOut]:
         """Without tools, on a first view with the visual tokens of the tools arm.
 
         Each modality is matched by itself. Samples of a modality of which the tools arm could
         score nothing are not played: they leave all arms anyway.
+
+        Args:
+            samples: Whose visual tokens are matched.
+            with_tools: Their outcomes in the tools arm.
+            only: Ids of the samples to play; all by default.
         """
         plan = Plan(step=0, num_rollouts=1, sampling=self._sampling_without_calls)
         # A video that the tools alone could see is shown here, in as many tokens as they took.
@@ -223,7 +246,7 @@ class Evaluator:
                 max_visual_tokens=limits.max_visual_tokens + room,
             )
             judged |= self._collect(
-                [sample for sample, _ in scored],
+                [sample for sample, _ in scored if only is None or sample.id in only],
                 plan,
                 replace(self.environment, tools_on=False, view_maker=view_maker, budget=budget),
                 replace(prompts, view_pixels=pixels, frame_pixels=pixels),
@@ -245,7 +268,7 @@ class Evaluator:
         for start in range(0, len(samples), self.max_concurrent):
             for group in collector.collect(samples[start : start + self.max_concurrent], plan):
                 (rollout,) = group.rollouts
-                judged[group.sample.id] = judge(rollout, group.sample)
+                judged[group.sample.id] = self._judge(rollout, group.sample)
         return judged
 
     # ------------------------------------------------------------------ parts

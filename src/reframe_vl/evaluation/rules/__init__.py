@@ -1,0 +1,1 @@
+"""What the scoring rules of benchmarks are made of; pure functions."""

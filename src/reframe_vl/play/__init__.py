@@ -1,0 +1,1 @@
+"""A person in the place of the policy, in the terminal (docs/viewer.md)."""
