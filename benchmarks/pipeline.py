@@ -39,7 +39,6 @@ from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.mini.verifier import RuleVerifier
 from reframe_vl.rewards.grounding import pairwise_iou
 
-
 UNTOUCHED, WRONGLY_MENDED = ("", ""), ("diagnose", "wrongly mended")
 MISSED = (UNTOUCHED, WRONGLY_MENDED)
 

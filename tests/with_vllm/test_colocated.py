@@ -7,7 +7,7 @@ import pytest
 from reframe_vl.policy.loading import load_policy
 from reframe_vl.rollout.engine import EngineError
 from reframe_vl.rollout.vllm_request import ExpansionError
-from reframe_vl.types import Context
+from reframe_vl.types import Context, Provenance, Span
 from tiny import random_context, sampling
 from vllm_models import agree, changed, play, prompt_of, sampled, write_checkpoint
 
@@ -33,6 +33,24 @@ def test_g02_g03_after_syncs_it_is_as_it_was_freshly_loaded(engine, loop):
     loop.run(engine.sync(model, 2))
     again = loop.run(play(engine, how, together=False))
     assert sampled(again) == sampled(fresh)
+
+
+def test_g02_a_cached_prefix_of_old_weights_is_forgotten(colocated, loop):
+    model, how = colocated.model, sampling(max_new_tokens=8)
+    words = np.random.default_rng(0).integers(20, 300, 400)
+    prompt = Span(Provenance.PROMPT, tuple(int(word) for word in words))
+
+    def turns():
+        contexts = []
+        for seed in range(8):
+            turn = loop.run(colocated.generate("x", Context([prompt]), how, seed=seed))
+            span = Span(Provenance.SAMPLED, turn.token_ids, logprobs=turn.logprobs)
+            contexts.append(Context([prompt, span]))
+        return contexts
+
+    agree(model, turns(), how)
+    loop.run(colocated.sync(changed(model, 3), 1))
+    agree(model, turns(), how)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -20,7 +20,8 @@ def defaults() -> dict[str, str]:
     """Variables that vLLM needs here, where whoever starts the program has not set them."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Its warnings at each start are many, and what fails is raised here.
+        "VLLM_LOGGING_LEVEL": "ERROR",
         # A copy of a process that has threads may hang on a lock that none of its threads holds.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
