@@ -5,7 +5,8 @@ them an image), C sampled tokens each in G rollouts. One of P, C, G and the hidd
 time, the others staying at the middle of the plot; medians over repeats in turn. The exponent is
 the slope of a straight line through the points in log-log scale: what the time is multiplied by, as
 a power of what the quantity is multiplied by. Beside it is that of the plain forward, one row a
-rollout. Float32, one thread, no gradient checkpointing.
+rollout. Float32, one thread, no gradient checkpointing. The middle is measured once for each axis:
+how its rows differ shows the noise, and that second digits of an exponent mean little.
 """
 
 from __future__ import annotations

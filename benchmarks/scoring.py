@@ -6,9 +6,11 @@ it: every row has the prompt and encodes its own copy of the image; logits are t
 tokens only. It runs G(P + C) tokens, the shared form P + GC: their ratio is the ideal. Forward and
 backward of both forms are timed in turn, in a process of their own for each cell, and so is the
 vision tower on one image. "Decoder of ideal" takes the tower's time out of both forms: G images of
-the plain one, one of the shared one. Peak memory is what a form adds to a process that has scored
-no more than a tiny group; each form has such a process. OMP_NUM_THREADS sets the threads. With
-gradient checkpointing only the cells of the summary are measured: P >= 1024 and C <= 128.
+the plain one, one of the shared one; "speed_vs_ideal" does not, since the tower's G - 1 runs are
+spared in use too. Above 1 the plain form suffers from its size. Peak memory is what a form adds to
+a process that has scored no more than a tiny group; each form has such a process. OMP_NUM_THREADS
+sets the threads. With gradient checkpointing only the cells of the summary are measured: P >= 1024
+and C <= 128.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ inside another is taken out of it) and medians over steps, the first ones left o
   for.
 
 Settings: the embedded default as `make train` has it, and a random Qwen3-VL of hidden size 256 on
-the same world at larger views (about 1,000 prompt tokens, 64 tokens a turn).
+the same world at larger views (about 1,000 prompt tokens, 64 tokens a turn), which makes no calls:
+its overhead has no tools in it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ largest entry.
   batching refuses models with images. vLLM, which both can use, is not compared.
 - Images: TRL's processor runs twice a step, and both runs count as generation. Here an image is cut
   into patches once for generation and once for scoring. TRL's data loader decodes images before the
-  clock starts.
+  clock starts; here a step's prompt is made in a second thread beside the backward pass before it.
 - Logits: without Triton, TRL computes those of all tokens. It is given the form of GPUs here: those
   of rollout tokens only. Its backward pass computes them again; here they are kept up to 4,096
   tokens. The vocabulary has 2,048 entries, so either costs little.

@@ -35,13 +35,29 @@ class RolloutLog(Callback):
         """Nothing is written before the first step."""
         self.folder = Path(folder)
         self.pictures_every, self.pictures, self.save = pictures_every, pictures, save
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-writer")
+        self._writer: ThreadPoolExecutor | None = None
         self._written: Future[Path] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts what an earlier attempt wrote after the checkpoint."""
         if self.save:
             self._store(trainer).cut(trainer.current_epoch)
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-writer")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Ends the thread."""
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Ends it also where training fails."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._writer = self._written = None
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
@@ -51,7 +67,7 @@ class RolloutLog(Callback):
             self._begin(trainer, pl_module)
 
     def _begin(self, trainer: Trainer, module: PolicyModule) -> None:
-        if self.save and self._written is None:
+        if self._writer is not None and self._written is None:
             decode = Encoder(module.components.tokenizer).decode
             self._written = self._writer.submit(
                 self._store(trainer).write, module.step, module.loader.groups, decode

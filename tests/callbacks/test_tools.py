@@ -1,7 +1,10 @@
+import copy
+
 from lightning.pytorch import LightningModule, Trainer
 
 from reframe_vl.callbacks.evaluation import EvaluationCallback
 from reframe_vl.callbacks.rollout import RolloutCallback
+from reframe_vl.callbacks.rollout_log import RolloutLog
 from reframe_vl.rollout.hf_engine import HFEngine
 from reframe_vl.rollout.settings import RolloutSettings
 from reframe_vl.tools.base import StatefulTool
@@ -30,3 +33,8 @@ def test_tools_are_ended_with_the_run_and_where_it_fails(tmp_path):
         callback.on_exception(trainer, LightningModule(), KeyboardInterrupt())
         callback.teardown(trainer, LightningModule(), "fit")
     assert [tool.closed for tool in tools] == [2, 2]
+
+
+def test_callbacks_of_a_run_can_be_copied(tmp_path):
+    copied = copy.deepcopy(RolloutLog(tmp_path))
+    assert copied.folder == tmp_path

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 
 from reframe_vl.policy import tree_attention
 from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.score import _neighbours as neighbours
 from reframe_vl.policy.score import score
 from reframe_vl.types import Context, Provenance, Span
 from tiny import FAMILIES, random_context, random_view, sampling, tiny_model, tokenizer
@@ -146,6 +147,50 @@ def test_a_frozen_tower_keeps_no_graph_although_checkpointing_asks_for_one(famil
     assert not any(layer.requires_grad for layer in features.deepstack)
     model.visual.requires_grad_(True)
     assert model.encode([view]).embeds.requires_grad
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_copy_runs_with_its_own_weights(family, share):
+    model = tiny_model(family)
+    contexts = group(np.random.default_rng(0), model.view_maker, 3)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        before = score(copied, contexts, sampling(), share_prefixes=share).logprobs_T
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+        after = score(copied, contexts, sampling(), share_prefixes=share).logprobs_T
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_made_from_the_settings_of_another_shares_prefixes_too(family):
+    first = tiny_model(family)
+    base = type(first.base)(copy.deepcopy(first.base.config))
+    second = VisionLanguageModel(base, first.view_maker)
+    assert second.shares_prefixes
+    contexts = group(np.random.default_rng(1), second.view_maker, 3)
+    with second.inference():
+        shared, plain = (
+            score(second, contexts, sampling(), share_prefixes=share).logprobs_T
+            for share in (True, False)
+        )
+    torch.testing.assert_close(shared, plain, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_contexts_before_and_after_a_drop_share_their_own_prefixes_in_one_forward(size):
+    model = tiny_model("qwen3_vl")
+    rng = np.random.default_rng(2)
+    prompt, text = words(rng, 400, 401), words(rng, 100, 101)
+    contexts = []
+    for _ in range(size):
+        turn = sampled(rng, 5, 6)
+        contexts.append(Context([Span(Provenance.PROMPT, prompt), turn]))
+        carried = dataclasses.replace(turn, carried=True)
+        contexts.append(Context([Span(Provenance.PROMPT, text), carried, sampled(rng, 5, 6)]))
+    rows = [model.expand(context) for context in contexts]
+    assert len(list(neighbours(rows, range(len(rows)), 400 + 100 + 20 * size))) == 1
 
 
 def test_attention_dropout_is_refused(monkeypatch):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from reframe_vl.rollout.loader import RolloutLoader
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
 
 logger = logging.getLogger(__name__)
+Number = TypeVar("Number", float, Tensor)
 
 
 class PolicyModule(LightningModule, ABC):
@@ -210,6 +213,8 @@ class PolicyModule(LightningModule, ABC):
     def on_train_epoch_end(self) -> None:
         """Logs the step's metrics as means over its tokens."""
         metrics, self._metrics = self._metrics, {}
+        if self.trainer.world_size > 1:
+            metrics = over_ranks(metrics, sum)
         counts = {n: value for n, value in metrics.items() if n.endswith("tokens")}
         means = dict(counts)
         for name, value in metrics.items():
@@ -236,7 +241,7 @@ class PolicyModule(LightningModule, ABC):
         """Gives the step's numbers to the loggers, and to callbacks that monitor one."""
         values, self._values = self._values, {}
         if self.trainer.world_size > 1:
-            values = mean_over_ranks(values)
+            values = over_ranks(values, statistics.fmean)
         # The horizontal axis is the step: optimiser updates would stretch it where U > 1.
         for board in self.trainer.loggers:
             board.log_metrics(values, self.step)
@@ -274,12 +279,18 @@ class PolicyModule(LightningModule, ABC):
         checkpoint["state_dict"] = own | checkpoint["state_dict"]
 
 
-def mean_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """Means over the ranks that have a number; maxima of those whose name ends in ``_max``."""
-    ranks: list[Mapping[str, float]] = [{}] * dist.get_world_size()
+def over_ranks(
+    values: Mapping[str, Number], combine: Callable[[list[Number]], Any]
+) -> dict[str, Number]:
+    """Combines the numbers of the ranks that have one; of names in ``_max`` the largest is taken.
+
+    What is no number is larger than any: it must not be hidden.
+    """
+    ranks: list[Mapping[str, Number]] = [{}] * dist.get_world_size()
     dist.all_gather_object(ranks, dict(values))
-    result: dict[str, float] = {}
+    result: dict[str, Number] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         found = [rank[name] for rank in ranks if name in rank]
-        result[name] = max(found) if name.endswith("_max") else sum(found) / len(found)
+        largest = max(found, key=lambda value: (math.isnan(value), float(value)))
+        result[name] = largest if name.endswith("_max") else combine(found)
     return result

@@ -9,7 +9,7 @@ decoder's forward; without one, layers do what they always did.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,9 @@ from reframe_vl.policy.tree_attention import TreeShape, tree_attention
 NAME = "prefix_tree"
 LAYOUT = "prefix_tree_layout"
 """The keyword argument by which a layout reaches the layers."""
+
+_FORKS = "_runs_on_layouts"
+"""Marks a forward that knows layouts."""
 
 _MAX_PADDING = 0.25
 """Nodes that run together may be padded by this share of their tokens."""
@@ -84,17 +87,16 @@ class Layout:
 
 def install(language_model: nn.Module) -> bool:
     """Prepares a decoder for layouts; False where a layer of it is not known."""
-    if language_model.config._attn_implementation == NAME:  # type: ignore[union-attr]
-        return True
     layers = list(language_model.layers)  # type: ignore[arg-type]
     if not all(hasattr(layer, "self_attn") or hasattr(layer, "linear_attn") for layer in layers):
         return False
-    if language_model.config._attn_implementation != "sdpa":  # type: ignore[union-attr]
+    config: Any = language_model.config
+    if config._attn_implementation not in ("sdpa", NAME):
         return False
-    language_model.config._attn_implementation = NAME  # type: ignore[union-attr]
+    config._attn_implementation = NAME
     for layer in layers:
         if hasattr(layer, "linear_attn"):
-            _fork_linear_attention(layer.linear_attn)
+            _fork_linear_attention(type(layer.linear_attn))
     return True
 
 
@@ -215,14 +217,20 @@ class _ForkedCache:
         return state
 
 
-def _fork_linear_attention(layer: nn.Module) -> None:
-    plain = layer.forward
+def _fork_linear_attention(kind: type[nn.Module]) -> None:
+    """Lets a class of layers run on layouts.
+
+    The class and not its layers: a copy of a layer must run with its own weights.
+    """
+    plain: Callable[..., Tensor] = kind.forward
+    if hasattr(plain, _FORKS):
+        return
 
     @functools.wraps(plain)
-    def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self: nn.Module, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         layout: Layout | None = kwargs.pop(LAYOUT, None)
         if layout is None:
-            return plain(hidden_states=hidden_states, **kwargs)
+            return plain(self, hidden_states=hidden_states, **kwargs)
         states: dict[int, tuple[Tensor, Tensor]] = {}
         outputs = []
         for bucket in layout.buckets:
@@ -234,7 +242,8 @@ def _fork_linear_attention(layer: nn.Module) -> None:
             )
             # Not by brackets: their backward pass adds one number at a time.
             own = hidden_states[0].index_select(0, bucket.own.flatten())
-            out = plain(hidden_states=own.unflatten(0, bucket.own.shape), cache_params=cache)
+            own = own.unflatten(0, bucket.own.shape)
+            out = plain(self, hidden_states=own, cache_params=cache)
             outputs.append(out.flatten(0, 1).index_select(0, bucket.kept))
             for row, node in enumerate(bucket.nodes):
                 states[node] = (
@@ -243,4 +252,5 @@ def _fork_linear_attention(layer: nn.Module) -> None:
                 )
         return torch.cat(outputs).index_select(0, layout.order)[None]
 
-    layer.forward = forward
+    setattr(forward, _FORKS, True)
+    kind.forward = forward

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from reframe_vl.policy.forest import plant
+from reframe_vl.policy.forest import MIN_SHARED, plant
 from reframe_vl.policy.inputs import ExpandedContext
 from reframe_vl.policy.model import VisionLanguageModel, VisualFeatures, sampling_log_probs
 from reframe_vl.types import Context, Sampling
@@ -152,12 +152,17 @@ def _row_states(
 def _neighbours(
     rows: Sequence[ExpandedContext], used: Sequence[int], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Contexts in order, cut where what they do not share with the one before is too much."""
+    """Contexts in order, cut where what they share with none of the two before is too much.
+
+    Two, since a rollout that lost its original input has a context before the drop and one after.
+    """
     members: list[int] = []
     total = 0
     for i in used:
         length = len(rows[i].token_ids)
-        new = length - rows[i].shared_with(rows[members[-1]]) if members else length
+        shared = max((rows[i].shared_with(rows[m]) for m in members[-2:]), default=0)
+        # Shorter runs are packed with every context.
+        new = length - (shared if shared >= MIN_SHARED else 0)
         if members and total + new > max_tokens:
             yield members
             members, total, new = [], 0, length

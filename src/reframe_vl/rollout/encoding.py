@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -9,6 +10,8 @@ from typing import Any
 
 from reframe_vl.tools.codec import PLACEHOLDER, VIDEO_PLACEHOLDER
 from reframe_vl.types import Markup, Modality, Part, Provenance, Quoted, Span, View
+
+_TOKENISING = threading.Lock()
 
 
 class Encoder:
@@ -34,13 +37,19 @@ class Encoder:
         self._markup = lru_cache(maxsize=4096)(self._tokenise_markup)
 
     def _tokenise_markup(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._tokenise(text, split_special_tokens=False)
 
     def _tokenise_quoted(self, text: str) -> tuple[int, ...]:
         # A question that spells a control token must not become one.
-        return tuple(
-            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        )
+        return self._tokenise(text, split_special_tokens=True)
+
+    def _tokenise(self, text: str, split_special_tokens: bool) -> tuple[int, ...]:
+        # A fast tokenizer keeps this setting between calls, so threads may not share it.
+        with _TOKENISING:
+            encoded = self.tokenizer(
+                text, add_special_tokens=False, split_special_tokens=split_special_tokens
+            )
+        return tuple(encoded["input_ids"])
 
     def span(self, parts: Iterable[Part], provenance: Provenance) -> Span:
         """Encodes parts into one span: each view becomes one placeholder.
