@@ -52,11 +52,23 @@ def test_a_weight_of_0_leaves_a_group_out_and_groups_may_lose_members() -> None:
     assert Counter(groups[drawn(order, range(80), 80)]) == {"b": 40, "c": 40}
 
 
+def test_a_group_that_is_left_out_whole_leaves_the_proportions_of_the_others(caplog) -> None:
+    groups = GROUPS
+    order = MixedOrder(0, {"a": 1, "b": 1, "c": 3, "none": 0}, lambda: groups)
+    groups = GROUPS[GROUPS != "a"]
+    found = Counter(groups[drawn(order, range(80), len(groups))])
+    assert found["c"] == 3 * found["b"]
+    assert "All records of a were left out" in caplog.text
+    groups = GROUPS[:0]
+    with pytest.raises(ValueError, match="All records with a weight above 0"):
+        order.index(0, 1)
+
+
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({"a": 1, "b": 1}, "the records have a, b, c: give one for each"),
-        ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights for a, b, c, d"),
+        ({"a": 1, "b": 1}, "no weight for c: give one for each of a, b, c"),
+        ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights for d, of which there is no usable record"),
         ({"a": -1, "b": 1, "c": 1}, "at least 0"),
         ({"a": float("nan"), "b": 1, "c": 1}, "at least 0"),
         ({"a": 0, "b": 0, "c": 0}, "one of them above 0"),

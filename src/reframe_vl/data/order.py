@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -50,7 +53,7 @@ class MixedOrder:
 
     Args:
         seed: Of the run.
-        weights: By group, in any unit; 0 leaves a group out.
+        weights: By group, in any unit; 0 leaves a group out, whether there is such a group or not.
         groups: The group of each thing, asked for again where their number changes.
     """
 
@@ -63,8 +66,8 @@ class MixedOrder:
         """Nothing is drawn before it is asked for.
 
         Raises:
-            ValueError: A weight is negative or not finite, none is above 0, or the groups are not
-                those of the weights.
+            ValueError: A weight is negative or not finite, none is above 0, a group has no weight,
+                or a weight no group.
         """
         if not all(0 <= weight < math.inf for weight in weights.values()) or not any(
             weights.values()
@@ -74,6 +77,17 @@ class MixedOrder:
             )
         self.seed, self.weights = seed, weights
         self._groups = groups
+        found = set(groups())
+        if unweighed := sorted(found - weights.keys()):
+            raise ValueError(
+                f"There is no weight for {', '.join(unweighed)}: give one for each of "
+                f"{', '.join(sorted(found))}; 0 leaves one out."
+            )
+        if unknown := sorted(name for name in weights if weights[name] and name not in found):
+            raise ValueError(
+                f"There are weights for {', '.join(unknown)}, of which there is no usable record: "
+                f"there are {', '.join(sorted(found))}."
+            )
         self._lay(len(groups()))
 
     def index(self, position: int, size: int) -> int:
@@ -91,10 +105,16 @@ class MixedOrder:
     def _lay(self, size: int) -> None:
         groups = self._groups()
         names = sorted(set(groups))
-        if names != sorted(self.weights):
+        gone = sorted(name for name in self.weights if self.weights[name] and name not in names)
+        if gone:
+            logger.warning(
+                "All records of %s were left out: the others are drawn in their own proportions.",
+                ", ".join(gone),
+            )
+        if not any(self.weights[name] for name in names):
             raise ValueError(
-                f"There are weights for {', '.join(sorted(self.weights))}, but the records have "
-                f"{', '.join(names)}: give one for each."
+                f"All records with a weight above 0 ({', '.join(gone)}) were left out: raise the "
+                "limits that they exceed, or weigh others."
             )
         self._size, self._drawn = size, -1
         self._members = [np.flatnonzero(groups == name) for name in names]
