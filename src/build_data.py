@@ -41,6 +41,8 @@ from reframe_vl.data.stages.base import Stage, open_file
 from reframe_vl.data.stages.finalise import FinaliseSettings
 from reframe_vl.data.stages.looks import LookSettings
 from reframe_vl.data.stages.pool import PoolSettings, read_held_out
+from reframe_vl.data.stages.runner import check_batch_size
+from reframe_vl.data.stages.store import only_run
 from reframe_vl.data.summary import Labels, adapter_of, summary_table
 from reframe_vl.data.verifiers.asker import Asker
 from reframe_vl.data.verifiers.cache import AnswerCache
@@ -114,6 +116,7 @@ def build(config: BuildConfig) -> None:
     """Runs the chosen sources and stages; prints the summary."""
     # One line a request would bury everything else.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    check_batch_size(config.batch_size)
     tallies = [_tally(config, name) for name in _checked_names(config.sources)]
     _refuse_to_overwrite_inputs(config.out, tallies)
     grid = _grid(config.grid)
@@ -126,6 +129,7 @@ def build(config: BuildConfig) -> None:
     )
     with ExitStack() as opened:
         work = config.work or Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        opened.enter_context(only_run(work))
         stages = _stages(config, tallies, work, opened)
         opened.enter_context(progress)
         facts = MediaFacts(work / "media.jsonl")

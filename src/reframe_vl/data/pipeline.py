@@ -10,7 +10,7 @@ from reframe_vl.data.records import Record
 from reframe_vl.data.stages import audit, diagnose, finalise, pool, shortcut
 from reframe_vl.data.stages.base import OpenMedia, Outcome, Stage
 from reframe_vl.data.stages.looks import LookSettings
-from reframe_vl.data.stages.runner import run_stage
+from reframe_vl.data.stages.runner import check_batch_size, run_stage
 from reframe_vl.data.stages.store import Placed, StageFolder, read_column, read_rows, write_rows
 from reframe_vl.data.verifiers.asker import Asker
 
@@ -101,7 +101,9 @@ def run_pipeline(
 
     Raises:
         Unfinished: A verifier gave no answer; running again goes on from there.
+        RecordError: ``batch_size`` is below 1, or a stage's folder lacks records.
     """
+    check_batch_size(batch_size)
     given = StageFolder(work / "sources").records
     write_rows(given, (Placed(n, Outcome(record, None)) for n, record in enumerate(records)))
     for stage in stages:

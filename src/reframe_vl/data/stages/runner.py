@@ -17,6 +17,7 @@ from reframe_vl.data.stages.store import (
     file_hash,
     read_column,
     read_rows,
+    write_rows,
 )
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,16 @@ logger = logging.getLogger(__name__)
 
 class Unfinished(RecordError):
     """Records without a verdict, since a verifier gave no answer."""
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuses a batch of no records, with which no stage would get anywhere.
+
+    Raises:
+        RecordError: It is below 1.
+    """
+    if batch_size < 1:
+        raise RecordError(f"batch_size={batch_size}: give 1 or more, the records judged at once.")
 
 
 def run_stage(
@@ -46,11 +57,16 @@ def run_stage(
 
     Raises:
         Unfinished: A verifier gave no answer for some records.
+        RecordError: ``batch_size`` is below 1, or the folder lacks records or has some twice.
     """
+    check_batch_size(batch_size)
     own = StageFolder(folder)
     basis = _basis(stage, given)
     before = _earlier(own, basis)
     if own.records.is_file() and before.get("complete"):
+        kept = [position for (position,) in read_column(own.records, "position")]
+        _check_all_once(stage, given, own, kept)
+        own.remove_parts()  # Those of a run that was killed before it had removed all.
         progress(sum(before["counts"].values()))
         return own.records
     for asker in stage.askers:
@@ -71,7 +87,8 @@ def run_stage(
             f"no answer ({failed}). What was judged is kept in {folder}: run the same command "
             "again to go on."
         )
-    note(complete=True, **_counts(_settle(stage, own)))
+    note(complete=True, **_counts(_settle(stage, given, own)))
+    own.remove_parts()
     return own.records
 
 
@@ -132,23 +149,47 @@ def _judge(
     return missing
 
 
-def _settle(stage: Stage, own: StageFolder) -> list[Outcome]:
+def _settle(stage: Stage, given: Path, own: StageFolder) -> list[Outcome]:
     """Puts the outcomes of all batches in order, and into one file, once all are in."""
     rows = sorted(
         (row for part in own.parts() for row in read_rows(part)), key=lambda row: row.position
     )
+    _check_all_once(stage, given, own, [row.position for row in rows])
     outcomes = [row.outcome for row in rows]
     settled = stage.settle(outcomes) if stage.settle is not None else {}
     outcomes = [settled.get(number, outcome) for number, outcome in enumerate(outcomes)]
-    own.finish(Placed(row.position, outcome) for row, outcome in zip(rows, outcomes, strict=True))
+    placed = (Placed(row.position, outcome) for row, outcome in zip(rows, outcomes, strict=True))
+    write_rows(own.records, placed)
     return outcomes
+
+
+def _check_all_once(stage: Stage, given: Path, own: StageFolder, positions: list[int]) -> None:
+    """Refuses to call a stage done that lost records, or that holds some twice."""
+    entered = Counter(
+        position
+        for position, verdict, reason in read_column(given, "position", "verdict", "reason")
+        if _enters(stage, verdict, reason)
+    )
+    came_out = Counter(positions)
+    if came_out != entered:
+        lost, extra = (entered - came_out).total(), (came_out - entered).total()
+        raise RecordError(
+            f"{stage.name}: {lost} of {entered.total()} records are lost and {extra} are there "
+            f"twice or of another run: remove the folder {own.folder} and run the same command "
+            "again."
+        )
+
+
+def _enters(stage: Stage, verdict: str | None, reason: str) -> bool:
+    """Whether a stage looks at a record that the stage before gave this verdict."""
+    return verdict != "dropped" or reason in stage.rechecks
 
 
 def _taken(stage: Stage, given: Path, done: set[int]) -> Iterator[Placed]:
     """The records that a stage looks at and that it has not judged yet."""
     for row in read_rows(given):
-        dropped = row.outcome.verdict == "dropped"
-        if row.position not in done and (not dropped or row.outcome.reason in stage.rechecks):
+        verdict, reason = row.outcome.verdict, row.outcome.reason
+        if row.position not in done and _enters(stage, verdict, reason):
             yield row
 
 

@@ -1,16 +1,20 @@
 """The files of a stage: outcomes in Parquet, and a manifest.
 
 A stage's folder has ``records.parquet`` and ``manifest.json`` when it is done, and until then
-``parts/``: one file a batch, so that a run that was stopped goes on where it was.
+``parts/``: one file a batch, so that a run that was stopped goes on where it was. At each moment
+either all parts are there, or the manifest says that the stage is done.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reframe_vl.data.records import Record
+from reframe_vl.data.report import RecordError
 from reframe_vl.data.stages.base import Outcome
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -42,6 +49,25 @@ SCHEMA = pa.schema(
 to filter by. ``position`` counts the records of the first stage, ``verdict`` is null only there."""
 
 _ROWS_AT_ONCE = 1024
+
+
+@contextmanager
+def only_run(work: Path) -> Iterator[None]:
+    """Keeps other runs out of a work folder; also when this one is killed, no lock stays behind.
+
+    Raises:
+        RecordError: Another run is at work there.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecordError(
+                f"work={work} is in use by another run: wait until that one is done, or give this "
+                "one a work folder of its own."
+            ) from error
+        yield
 
 
 @dataclass(frozen=True)
@@ -85,9 +111,16 @@ def write_rows(path: Path, rows: Iterable[Placed]) -> None:
                     writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
                     batch = []
             writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
-        part.replace(path)
+        _put(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _put(part: Path, path: Path) -> None:
+    """Gives a file its name once its bytes are on the disk: a power cut leaves no torn file."""
+    with part.open("rb") as stream:
+        os.fsync(stream.fileno())
+    os.replace(part, path)
 
 
 def read_rows(path: Path) -> Iterator[Placed]:
@@ -130,10 +163,16 @@ class StageFolder:
         return self.folder / "manifest.json"
 
     def manifest(self) -> dict[str, Any]:
-        """What is known of the stage; empty before it was begun."""
+        """What is known of the stage; empty before it was begun, or where the file is torn."""
         if not self._manifest.is_file():
             return {}
-        found: dict[str, Any] = json.loads(self._manifest.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(self._manifest.read_bytes())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            logger.warning("%s cannot be read: the stage runs anew.", self._manifest)
+            return {}
         return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
@@ -141,7 +180,7 @@ class StageFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self._manifest.with_suffix(".part")
         part.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        part.replace(self._manifest)
+        _put(part, self._manifest)
 
     def parts(self) -> list[Path]:
         """One file a batch that is done."""
@@ -149,15 +188,18 @@ class StageFolder:
 
     def add_part(self, rows: Sequence[Placed]) -> None:
         """Keeps the outcomes of a batch."""
-        write_rows(self.folder / "parts" / f"{len(self.parts()):06}.parquet", rows)
+        # Not by how many there are: where one is missing, that would overwrite another.
+        number = max((int(part.stem) for part in self.parts()), default=-1) + 1
+        write_rows(self.folder / "parts" / f"{number:06}.parquet", rows)
 
-    def finish(self, rows: Iterable[Placed]) -> None:
-        """Puts all outcomes into one file in place of the parts."""
-        write_rows(self.records, rows)
-        shutil.rmtree(self.folder / "parts", ignore_errors=True)
+    def remove_parts(self) -> None:
+        """To be called when the manifest says that the stage is done, and not before."""
+        folder = self.folder / "parts"
+        if folder.exists():
+            shutil.rmtree(folder)
 
     def clear(self) -> None:
         """Removes the results of other inputs or settings."""
-        shutil.rmtree(self.folder / "parts", ignore_errors=True)
+        self.remove_parts()
         self.records.unlink(missing_ok=True)
         self._manifest.unlink(missing_ok=True)
