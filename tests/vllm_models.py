@@ -225,5 +225,10 @@ def write_hybrid_checkpoint(folder):
         vision_end_token_id=ids["<|vision_end|>"],
     )
     torch.manual_seed(0)
-    save_checkpoint(Qwen3_5ForConditionalGeneration(config).bfloat16(), tok, folder)
+    Qwen3_5ForConditionalGeneration(config).bfloat16().save_pretrained(folder)
+    tok.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"processor_class": "Qwen3VLProcessor"}
+    path.write_text(json.dumps(settings))
+    (folder / "processor_config.json").write_text(json.dumps(PROCESSOR_CONFIG))
     return folder

@@ -61,8 +61,10 @@ def wait_until(condition, seconds):
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("where", ["colocated", "launch"])
-@pytest.mark.parametrize("when", ["started", "starting"])
+# A colocated engine that is starting waits five minutes for its trainer, with nothing loaded yet.
+@pytest.mark.parametrize(
+    ("where", "when"), [("colocated", "started"), ("launch", "started"), ("launch", "starting")]
+)
 def test_a_killed_trainer_leaves_no_process_and_no_weights(where, when, checkpoint, tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
