@@ -222,7 +222,7 @@ class RolloutCallback(Callback):
                 collector.loop.run(collector.engine.rest())
         if self.extend:
             self.extend(collector, wave.plan, groups)
-        data.next_samples(*self._share(trainer))
+        data.advance(self.prompts_per_step)
         if trainer.current_epoch + 1 != trainer.max_epochs:
             if self.overlap:
                 self._coming = self._begin(trainer, collector, ahead=1)

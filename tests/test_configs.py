@@ -107,7 +107,7 @@ def test_every_experiment_has_its_embedded_data(experiment):
     }
     if "mopd" in experiment or "mix" in experiment or experiment == "sft":
         modalities = set(Modality)
-    for samples in (data.next_samples(4), data.evaluation_samples(), data.conflict_samples()):
+    for samples in (data.coming_samples(4), data.evaluation_samples(), data.conflict_samples()):
         assert {sample.modality for sample in samples} == modalities
 
 
@@ -115,7 +115,7 @@ def test_every_experiment_has_its_embedded_data(experiment):
 def test_every_experiment_can_train_on_images_and_videos(experiment):
     cfg = composed(f"experiment={experiment}", "data=mini_mixed", "data.evaluation_size=4")
     data = instantiate(cfg.data)
-    for samples in (data.next_samples(16), data.evaluation_samples(), data.conflict_samples()):
+    for samples in (data.coming_samples(16), data.evaluation_samples(), data.conflict_samples()):
         assert {sample.modality for sample in samples} == set(Modality)
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 
 LAYERS = (
-    ("types", "schedules"),
+    ("types", "schedules", "one_a_file"),
     ("tools", "rewards", "data", "policy", "checkpoint"),
     ("rollout",),
     ("algorithms", "mini"),

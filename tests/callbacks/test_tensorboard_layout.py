@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
@@ -51,6 +51,8 @@ def test_a_layout_of_ones_own_takes_its_place(tmp_path):
     assert list(category.chart[0].multiline.tag) == ["^a$", "^b$"]
 
 
-def test_no_logger_and_other_loggers_are_left_alone():
-    training = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    TensorBoardLayout().on_train_start(training, LightningModule())
+def test_no_logger_and_other_loggers_are_left_alone(tmp_path):
+    for logger in (False, CSVLogger(tmp_path)):
+        training = Trainer(logger=logger, accelerator="cpu", enable_checkpointing=False)
+        TensorBoardLayout().on_train_start(training, LightningModule())
+    assert not list(tmp_path.rglob("events.*"))

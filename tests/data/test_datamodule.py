@@ -50,7 +50,7 @@ def test_training_and_evaluation_share_no_media(written):
         for n in range(3)
     ]
     data = record_data(str(written(*rows)), None, 8, "raise", 0, validation_share=0.5)
-    train = {sample.media.path for sample in data.next_samples(9)}
+    train = {sample.media.path for sample in data.coming_samples(9)}
     held = {sample.media.path for sample in data.evaluation_samples()}
     assert len(train) == len(held) == 1 and train != held
 
@@ -62,13 +62,14 @@ def test_ranks_share_the_samples_of_a_mixture_and_a_resumed_run_goes_on_with_the
     def data():
         return record_data(path, None, 1, "raise", 7, weights={"few": 1, "many": 1})
 
-    alone = [sample.id for sample in data().next_samples(40)]
+    alone = [sample.id for sample in data().coming_samples(40)]
     assert sum(int(name) < 4 for name in alone) == 20
     ranks = [data() for _ in range(2)]
-    shares = [[s.id for s in rank.next_samples(40, at, 2)] for at, rank in enumerate(ranks)]
+    shares = [[s.id for s in rank.coming_samples(40, at, 2)] for at, rank in enumerate(ranks)]
     assert [alone[0::2], alone[1::2]] == shares
     first = data()
-    begun = [sample.id for sample in first.next_samples(13)]
+    begun = [sample.id for sample in first.coming_samples(13)]
+    first.advance(13)
     resumed = data()
     resumed.load_state_dict(first.state_dict())
-    assert begun + [sample.id for sample in resumed.next_samples(27)] == alone
+    assert begun + [sample.id for sample in resumed.coming_samples(27)] == alone

@@ -50,16 +50,14 @@ class SampleDataModule(LightningDataModule):
         self.position = 0
         self._order = order or SeededOrder(seed)
 
-    def next_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
-        """This rank's share of the next ``count`` samples; all ranks advance together."""
-        samples = self.coming_samples(count, rank, world_size)
-        self.position += count
-        return samples
-
     def coming_samples(self, count: int, rank: int = 0, world_size: int = 1) -> list[Sample]:
-        """What ``next_samples`` will give."""
+        """This rank's share of the next ``count`` samples; the cursor stays."""
         positions = range(self.position + rank, self.position + count, world_size)
         return [self.train[self._order.index(at, len(self.train))] for at in positions]
+
+    def advance(self, count: int) -> None:
+        """Puts the cursor behind the next ``count`` samples, on all ranks alike."""
+        self.position += count
 
     def leave_out(self, problem_of: Callable[[Sample], str | None]) -> None:
         """Drops samples of record files that have a problem, before the first step."""

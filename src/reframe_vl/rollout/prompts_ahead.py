@@ -27,7 +27,8 @@ class PromptsAhead:
         """Begins to build these, and forgets the others."""
         for future in self._begun.values():
             future.cancel()
-        self._begun = {s.id: self._thread.submit(self._build, s) for s in samples}
+        distinct = {sample.id: sample for sample in samples}
+        self._begun = {i: self._thread.submit(self._build, s) for i, s in distinct.items()}
 
     def take(self, sample: Sample) -> Prompt:
         """A sample's prompt, once."""

@@ -5,29 +5,8 @@ Each file but ``base.py`` holds one subclass of ``Benchmark`` of its own and is 
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from reframe_vl.evaluation.benchmarks.base import Benchmark
+from reframe_vl.one_a_file import one_a_file
 
-
-def _benchmark(name: str) -> type[Benchmark]:
-    module = import_module(f"{__name__}.{name}")
-    found = [
-        thing
-        for thing in vars(module).values()
-        if isinstance(thing, type)
-        and issubclass(thing, Benchmark)
-        and thing.__module__ == module.__name__
-    ]
-    if len(found) != 1:
-        raise ImportError(f"{module.__name__} has {len(found)} benchmarks: give it one.")
-    return found[0]
-
-
-BENCHMARKS: dict[str, type[Benchmark]] = {
-    module.name: _benchmark(module.name)
-    for module in pkgutil.iter_modules(__path__)
-    if module.name != "base"
-}
+BENCHMARKS = one_a_file(__name__, __path__, Benchmark)  # type: ignore[type-abstract]
 """Name of a benchmark -> its class."""
