@@ -22,7 +22,7 @@ from reframe_vl.rollout.prompt import prompt_tokens
 from reframe_vl.rollout.settings import RolloutSettings, make_environment
 from reframe_vl.schedules import Constant
 from reframe_vl.tools.base import Tool, close_tools
-from reframe_vl.types import Rollout, RolloutGroup, Sample
+from reframe_vl.types import Rollout, RolloutGroup, Sample, Sampling
 
 Scorer = Callable[[Rollout, Sample, float], None]
 
@@ -100,7 +100,10 @@ class RolloutCallback(Callback):
         self._coming: _Wave | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._trainer: Trainer | None = None
+        self._synced: SyncedEngine | None = None
+        self._sampling: Sampling | None = None
         self._next: list[Sample] = []
+        self._begun = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Starts the engine and hands it to the loader."""
@@ -111,8 +114,10 @@ class RolloutCallback(Callback):
         policy = module.components
         self._trainer = trainer
         engine = self.make_engine(policy.model, precision=trainer.precision_plugin.forward_context)
-        synced = isinstance(engine, SyncedEngine)
-        if self.overlap and not synced:
+        # Asking a protocol takes long, as does the tokenizer's vocabulary: once, not each step.
+        self._synced = engine if isinstance(engine, SyncedEngine) else None
+        self._sampling = self.settings.sampling(policy)
+        if self.overlap and self._synced is None:
             raise ValueError(
                 "rollout.overlap=true generates while the weights are trained, so it needs an "
                 "engine with weights of its own: set rollout=vllm."
@@ -121,7 +126,7 @@ class RolloutCallback(Callback):
         self.collector = Collector(
             engine=engine,
             # An engine that generates meanwhile must not wait for a tool.
-            environment=replace(environment, tools_in_threads=synced),
+            environment=replace(environment, tools_in_threads=self._synced is not None),
             prompts=self.settings.prompt,
             loop=EventLoopThread(),
             seed=self.seed,
@@ -132,8 +137,8 @@ class RolloutCallback(Callback):
         # Generated samples are alike: where the first one does not fit, none does.
         if problem := self._too_long(data.train[0]):
             raise ValueError(f"Sample {data.train[0].id} cannot be played: {problem}.")
-        if isinstance(engine, SyncedEngine):
-            self.collector.loop.run(engine.start(trainer.strategy.root_device))
+        if self._synced is not None:
+            self.collector.loop.run(self._synced.start(trainer.strategy.root_device))
         module.loader.generate = self._generate
 
     def check_group(self, module: PolicyModule) -> None:
@@ -153,9 +158,9 @@ class RolloutCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         """Begins the next step's prompts: the backward pass leaves time for them."""
-        if self.collector is not None and self._next:
+        if self.collector is not None and self._next and not self._begun:
             self.collector.ahead.begin(self._next)
-            self._next = []
+            self._begun = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stops the engine and the tools."""
@@ -178,7 +183,8 @@ class RolloutCallback(Callback):
             self.collector = None
         if self._thread is not None:
             self._thread.shutdown()
-        self._coming = self._thread = None
+        self._coming = self._thread = self._synced = None
+        self._next = []
 
     def _too_long(self, sample: Sample) -> str | None:
         """Why a sample cannot be played, found before the first step and not in the middle."""
@@ -215,11 +221,11 @@ class RolloutCallback(Callback):
         wave = self._coming or self._begin(trainer, collector)
         self._coming = None
         groups = wave.groups()
-        if isinstance(collector.engine, SyncedEngine):
+        if self._synced is not None:
             lag = trainer.global_step - wave.plan.policy_version
             _policy_module(trainer.lightning_module).log_step({"rollouts/lag": float(lag)})
             if not self.overlap:
-                collector.loop.run(collector.engine.rest())
+                collector.loop.run(self._synced.rest())
         if self.extend:
             self.extend(collector, wave.plan, groups)
         data.advance(self.prompts_per_step)
@@ -227,7 +233,7 @@ class RolloutCallback(Callback):
             if self.overlap:
                 self._coming = self._begin(trainer, collector, ahead=1)
             else:
-                self._next = data.coming_samples(*self._share(trainer))
+                self._next, self._begun = data.coming_samples(*self._share(trainer)), False
         for group in groups:
             for rollout in group.rollouts:
                 score(rollout, group.sample, wave.progress)
@@ -241,7 +247,7 @@ class RolloutCallback(Callback):
             collector: Plays them.
             ahead: Steps from the present one.
         """
-        if isinstance(collector.engine, SyncedEngine):
+        if self._synced is not None:
             if self.before_generation is None:
                 raise RuntimeError(
                     "The engine has weights of its own, which nobody keeps up to date: add "
@@ -252,11 +258,13 @@ class RolloutCallback(Callback):
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="next-rollouts")
         module, progress = _policy_module(trainer.lightning_module), step_progress(trainer, ahead)
         data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        samples = data.coming_samples(*self._share(trainer))
+        samples, self._next = self._next or data.coming_samples(*self._share(trainer)), []
+        if self._sampling is None:
+            raise RuntimeError("Rollouts are asked for before the engine is set up.")
         plan = Plan(
             step=module.step + ahead,
             num_rollouts=self.rollouts_per_prompt,
-            sampling=self.settings.sampling(module.components),
+            sampling=self._sampling,
             drop_probability=self.drop_probability(progress),
             drop_mode=self.drop_mode,
             policy_version=trainer.global_step,

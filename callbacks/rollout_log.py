@@ -37,12 +37,18 @@ class RolloutLog(Callback):
         self.pictures_every, self.pictures, self.save = pictures_every, pictures, save
         self._writer: ThreadPoolExecutor | None = None
         self._written: Future[Path] | None = None
+        self._step = -1
+        self._made: Encoder | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts what an earlier attempt wrote after the checkpoint."""
         if self.save:
             self._store(trainer).cut(trainer.current_epoch)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-writer")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Waits for the last step, and fails where it could not be written."""
+        self._wait()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the thread."""
@@ -58,6 +64,7 @@ class RolloutLog(Callback):
         if self._writer is not None:
             self._writer.shutdown()
         self._writer = self._written = None
+        self._step = -1
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
@@ -66,29 +73,47 @@ class RolloutLog(Callback):
         if isinstance(pl_module, PolicyModule):
             self._begin(trainer, pl_module)
 
-    def _begin(self, trainer: Trainer, module: PolicyModule) -> None:
-        if self._writer is not None and self._written is None:
-            decode = Encoder(module.components.tokenizer).decode
-            self._written = self._writer.submit(
-                self._store(trainer).write, module.step, module.loader.groups, decode
-            )
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Waits: what comes before a checkpoint is on disk before it is."""
+        self._wait()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Waits until the step is on disk, and logs it."""
-        if not isinstance(pl_module, PolicyModule):
-            return
-        self._begin(trainer, pl_module)
+    def _wait(self) -> None:
         if self._written is not None:
             self._written.result()
             self._written = None
+
+    def _begin(self, trainer: Trainer, module: PolicyModule) -> None:
+        if self._writer is not None and self._step != module.step:
+            self._wait()
+            self._step = module.step
+            self._written = self._writer.submit(
+                self._store(trainer).write,
+                module.step,
+                module.loader.groups,
+                self._encoder(module).decode,
+            )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the step; the disk is waited for when the next one is written, or a checkpoint."""
+        if not isinstance(pl_module, PolicyModule):
+            return
+        self._begin(trainer, pl_module)
         groups = pl_module.loader.groups
-        encoder = Encoder(pl_module.components.tokenizer)
         numbers = pl_module.loader.statistics()
         pl_module.log_step({f"rollouts/{name}": value for name, value in numbers.items()})
         if self.pictures_every and pl_module.step % self.pictures_every == 0:
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-                    self._show(logger.experiment, groups, encoder, pl_module.step)
+                    board, encoder = logger.experiment, self._encoder(pl_module)
+                    self._show(board, groups, encoder, pl_module.step)
+
+    def _encoder(self, module: PolicyModule) -> Encoder:
+        """Made once: the vocabulary is read for it."""
+        if self._made is None:
+            self._made = Encoder(module.components.tokenizer)
+        return self._made
 
     def _store(self, trainer: Trainer) -> RolloutStore:
         name = "" if trainer.world_size == 1 else f"rank_{trainer.global_rank}"

@@ -273,12 +273,12 @@ class Span:
         ids.flags.writeable = False
         return ids
 
-    @property
+    @cached_property
     def trained(self) -> bool:
         """Whether the tokens are trained in this context."""
         return self.provenance in TRAINABLE and not self.carried
 
-    @property
+    @cached_property
     def num_visual_tokens(self) -> int:
         """Placeholder tokens after expansion."""
         return sum(view.num_tokens for view in self.views)

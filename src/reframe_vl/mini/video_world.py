@@ -22,10 +22,10 @@ import numpy.typing as npt
 from reframe_vl.data.evidence import applicability
 from reframe_vl.mini.glyphs import COLOR_NAMES, NUM_DIGITS, digit_tile
 from reframe_vl.mini.world import (
-    area_weights,
     check_cue_strength,
     draw_cue,
     draw_ring,
+    region_weights,
     sample_rng,
     sense,
     view_side,
@@ -115,7 +115,7 @@ class MiniVideo(VideoMedia):
     def _look(self, frame: int, side: int) -> RGB:
         if not 0 <= frame < self.num_frames:
             raise ValueError(f"There is no frame {frame}: they are 0 to {self.num_frames - 1}.")
-        weights = area_weights(0.0, float(FRAME_PX), side, FRAME_PX)
+        weights = region_weights(0.0, float(FRAME_PX), side)
         view = np.matmul(weights, np.tensordot(weights, self.canvas(frame), (1, 0)))
         if side < FRAME_PX:
             draw_ring(view, self.cue_digit)

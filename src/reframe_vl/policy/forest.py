@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reframe_vl.policy.inputs import ExpandedContext
+from reframe_vl.policy.inputs import ExpandedContext, agreement
 from reframe_vl.types import View
 
 Ints = npt.NDArray[np.int64]
@@ -140,8 +140,7 @@ class _Planter:
         shared = len(first)
         for member in members[1:]:
             other = self.keys[member][start : start + shared]
-            differs = np.flatnonzero(first[: len(other)] != other)
-            shared = int(differs[0]) if len(differs) else len(other)
+            shared = agreement(first[: len(other)], other)
         return shared
 
     def _by_next_token(self, members: list[int], at: int) -> list[list[int]]:

@@ -62,12 +62,19 @@ def shared_prefix(
     Equal ids may stand for different images: the sequences part where the first of these begins.
     """
     both = min(len(token_ids), len(other_ids))
-    differs = np.flatnonzero(token_ids[:both] != other_ids[:both])
-    shared = int(differs[0]) if len(differs) else both
+    shared = agreement(token_ids[:both], other_ids[:both])
     for mine, theirs in zip_longest(blocks, other_blocks):
         if mine != theirs:
             return min(shared, *(block[0] for block in (mine, theirs) if block is not None))
     return shared
+
+
+def agreement(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> int:
+    """How many ids two arrays of one length have in common at their beginning."""
+    differs = ids != others
+    # The place of the first True; of none at all it would be 0.
+    first = int(differs.argmax()) if len(differs) else 0
+    return first if len(differs) and differs[first] else len(differs)
 
 
 def expand(
@@ -99,7 +106,7 @@ def expand(
         ids = span.ids
         if not span.views:
             if span.trained:
-                trained.append(length + np.arange(len(ids)))
+                trained.append(np.arange(length, length + len(ids)))
             pieces.append(ids)
             length += len(ids)
             continue
@@ -111,14 +118,17 @@ def expand(
                 f"Span {number} ({span.provenance}) has {len(at)} placeholders, which are not "
                 f"those of its {len(span.views)} views: a span and its views are appended together."
             )
-        repeats = np.ones(len(ids), np.int64)
-        repeats[at] = [view.num_tokens for view in span.views]
-        ends = length + np.cumsum(repeats)
-        blocks += zip((ends - repeats)[at].tolist(), span.views, strict=True)
-        if span.trained:
-            trained.append(np.delete(ends - repeats, at))
-        pieces.append(ids.repeat(repeats))
-        length += int(repeats.sum())
+        cursor = 0
+        for position, view in zip([*at.tolist(), len(ids)], [*span.views, None], strict=True):
+            if span.trained:
+                trained.append(np.arange(length, length + position - cursor))
+            pieces.append(ids[cursor:position])
+            length += position - cursor
+            if view is not None:
+                pieces.append(np.full(view.num_tokens, ids[position]))
+                blocks.append((length, view))
+                length += view.num_tokens
+            cursor = position + 1
     trained_T = np.concatenate([np.zeros(0, np.int64), *trained])
     if len(trained_T) and trained_T[0] == 0:
         raise ValueError("A context's first token cannot be trained: it needs a prompt before it.")
@@ -156,7 +166,7 @@ def rotary_positions(
     positions = np.empty((3, length), np.int64)
     cursor = position = 0
     for start, view in blocks:
-        positions[:, cursor:start] = position + np.arange(start - cursor)
+        positions[:, cursor:start] = np.arange(position, position + start - cursor)
         position += start - cursor
         time, height, width = view.grid_thw
         height, width = height // merge_size, width // merge_size
@@ -172,7 +182,7 @@ def rotary_positions(
         # As in transformers since 5.3, however long a video is: earlier releases went on from the
         # largest position on any axis.
         position += max(height, width)
-    positions[:, cursor:] = position + np.arange(length - cursor)
+    positions[:, cursor:] = np.arange(position, position + length - cursor)
     return positions, position + length - cursor
 
 

@@ -22,22 +22,21 @@ def pairwise_iou(
     >>> pairwise_iou(boxes, boxes[:2]).round(2).tolist()
     [[1.0, 0.33], [0.33, 1.0], [0.0, 0.0]]
     """
-    a_N14 = np.asarray(asked_N4, dtype=np.float64)[:, None, :]
-    b_1E4 = np.asarray(evidence_E4, dtype=np.float64)[None, :, :]
+    a_4N1 = np.asarray(asked_N4, dtype=np.float64).T[:, :, None]
+    b_41E = np.asarray(evidence_E4, dtype=np.float64).T[:, None, :]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        low_NE2 = np.maximum(a_N14[..., :2], b_1E4[..., :2])
-        high_NE2 = np.minimum(a_N14[..., 2:], b_1E4[..., 2:])
-        overlap_NE = (high_NE2 - low_NE2).clip(min=0.0).prod(axis=-1)
-        area_N1, area_1E = _area(a_N14), _area(b_1E4)
+        width_NE = np.minimum(a_4N1[2], b_41E[2]) - np.maximum(a_4N1[0], b_41E[0])
+        height_NE = np.minimum(a_4N1[3], b_41E[3]) - np.maximum(a_4N1[1], b_41E[1])
+        overlap_NE = np.maximum(width_NE, 0.0) * np.maximum(height_NE, 0.0)
+        area_N1, area_1E = _area(a_4N1), _area(b_41E)
         union_NE = area_N1 + area_1E - overlap_NE
     valid_NE = (area_N1 > 0) & (area_1E > 0) & np.isfinite(union_NE) & (overlap_NE > 0)
     return np.divide(overlap_NE, union_NE, out=np.zeros_like(union_NE), where=valid_NE)
 
 
-def _area(boxes: Float[np.ndarray, "*any 4"]) -> Float[np.ndarray, "*any"]:
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        sides = boxes[..., 2:] - boxes[..., :2]
-        return np.where((sides > 0).all(axis=-1), sides.prod(axis=-1), 0.0)
+def _area(boxes: Float[np.ndarray, "4 *any"]) -> Float[np.ndarray, "*any"]:
+    width, height = boxes[2] - boxes[0], boxes[3] - boxes[1]
+    return np.where((width > 0) & (height > 0), width * height, 0.0)
 
 
 def box_reward(asked_N4: Float[np.ndarray, "N 4"], evidence_E4: Float[np.ndarray, "E 4"]) -> float:
@@ -52,6 +51,9 @@ def box_reward(asked_N4: Float[np.ndarray, "N 4"], evidence_E4: Float[np.ndarray
     if len(asked_N4) == 0 or len(evidence_E4) == 0:
         return 0.0
     iou_NE = pairwise_iou(asked_N4, evidence_E4)
+    if min(iou_NE.shape) == 1:
+        # Nearly all samples: only one pair can be matched.
+        return float(iou_NE.max() / max(iou_NE.shape))
     matched = linear_sum_assignment(iou_NE, maximize=True)
     return float(iou_NE[matched].sum() / max(iou_NE.shape))
 

@@ -74,5 +74,7 @@ def numbers_agree(answer: Quantity, reference: Quantity, tolerance: float = 0.0)
     """
     if answer.unit and reference.unit and answer.unit != reference.unit:
         return False
+    if answer.value == reference.value:
+        return True
     error = abs(answer.value - reference.value)
-    return error <= Fraction(str(tolerance)) * abs(reference.value)
+    return tolerance > 0 and error <= Fraction(str(tolerance)) * abs(reference.value)

@@ -132,7 +132,8 @@ class Episode:
         """Plays the episode; a failure of engine or sandbox ends it unscored, with its message."""
         error = ""
         with sessions(self.environment.tools, self.sample.media) as tools:
-            self.environment = replace(self.environment, tools=tools)
+            if tools is not self.environment.tools:
+                self.environment = replace(self.environment, tools=tools)
             try:
                 termination = await self._force_calls() or await self._play(engine, session)
             except (EngineError, ToolUnavailableError) as failure:

@@ -237,8 +237,11 @@ class StatefulTool(ABC):
 
 
 @contextmanager
-def sessions(tools: Sequence[Tool], media: Media) -> Iterator[list[Tool]]:
+def sessions(tools: Sequence[Tool], media: Media) -> Iterator[Sequence[Tool]]:
     """The tools for one rollout: those that keep state, each in a session of its own."""
+    if not any(isinstance(tool, StatefulTool) for tool in tools):
+        yield tools
+        return
     with ExitStack() as opened:
         yield [
             opened.enter_context(tool.session(media)) if isinstance(tool, StatefulTool) else tool
