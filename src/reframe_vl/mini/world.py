@@ -147,14 +147,13 @@ class MiniImage(ImageMedia):
             )
         seen = self.canvas[math.floor(y0) : math.ceil(y1), math.floor(x0) : math.ceil(x1)]
         rows = region_weights(y0, y1, side) @ seen.reshape(len(seen), -1)
-        # As one product of matrices: one for each of the rows takes three times as long.
-        columns = rows.reshape(side, -1, 3).swapaxes(0, 1).reshape(-1, side * 3)
-        view = (region_weights(x0, x1, side) @ columns).reshape(side, side, 3).swapaxes(0, 1)
+        view = np.matmul(region_weights(x0, x1, side), rows.reshape(side, -1, 3))
         if box is None:
             draw_ring(view, self.cue_digit)
-        region = () if box is None else (x0, y0, x1, y1)
-        words = np.array(region, np.float64).view(np.uint64).tolist()
-        return sense(view, self.noise_std, np.random.default_rng([self.noise_seed, *words]))
+        region = np.array(() if box is None else (x0, y0, x1, y1), np.float64)
+        # As 32-bit words, which a generator takes as they are.
+        words = np.append(np.uint64(self.noise_seed), region.view(np.uint64)).view(np.uint32)
+        return sense(view, self.noise_std, np.random.default_rng(words))
 
 
 @lru_cache(maxsize=64)
