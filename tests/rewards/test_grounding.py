@@ -77,6 +77,12 @@ def test_iou_of_any_floats_lies_in_0_1_and_is_never_nan(asked: Boxes, evidence: 
     assert ((iou >= 0) & (iou <= 1)).all()
 
 
+@given(boxes_of(STRANGE, 1), boxes_of(STRANGE, 1))
+def test_one_pair_is_worth_its_iou_whatever_its_floats(asked: Boxes, evidence: Boxes) -> None:
+    with np.errstate(over="ignore"):
+        assert box_reward(asked[:1], evidence[:1]) == pairwise_iou(asked, evidence)[0, 0]
+
+
 @given(boxes_of(ANY_BOX, 1), boxes_of(ANY_BOX, 1))
 def test_the_matching_is_the_best_of_all(asked: Boxes, evidence: Boxes) -> None:
     assert box_reward(asked, evidence) == pytest.approx(slow_box_reward(asked, evidence))

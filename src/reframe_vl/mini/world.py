@@ -145,15 +145,24 @@ class MiniImage(ImageMedia):
                 f"The box {box} does not lie within the canvas of {CANVAS_PX}×{CANVAS_PX} pixels "
                 "with x0 < x1 and y0 < y1: clip it first."
             )
-        seen = self.canvas[math.floor(y0) : math.ceil(y1), math.floor(x0) : math.ceil(x1)]
-        rows = region_weights(y0, y1, side) @ seen.reshape(len(seen), -1)
-        view = np.matmul(region_weights(x0, x1, side), rows.reshape(side, -1, 3))
-        if box is None:
-            draw_ring(view, self.cue_digit)
-        region = np.array(() if box is None else (x0, y0, x1, y1), np.float64)
-        # As 32-bit words, which a generator takes as they are.
-        words = np.append(np.uint64(self.noise_seed), region.view(np.uint64)).view(np.uint32)
-        return sense(view, self.noise_std, np.random.default_rng(words))
+        return _look(self, box, side)
+
+
+@lru_cache(maxsize=256)
+def _look(image: MiniImage, box: Box | None, side: int) -> RGB:
+    """A group's rollouts ask for the same regions of an image again and again."""
+    x0, y0, x1, y1 = box or (0.0, 0.0, float(CANVAS_PX), float(CANVAS_PX))
+    seen = image.canvas[math.floor(y0) : math.ceil(y1), math.floor(x0) : math.ceil(x1)]
+    rows = region_weights(y0, y1, side) @ seen.reshape(len(seen), -1)
+    view = np.matmul(region_weights(x0, x1, side), rows.reshape(side, -1, 3))
+    if box is None:
+        draw_ring(view, image.cue_digit)
+    region = np.array(() if box is None else (x0, y0, x1, y1), np.float64)
+    # As 32-bit words, which a generator takes as they are.
+    words = np.append(np.uint64(image.noise_seed), region.view(np.uint64)).view(np.uint32)
+    pixels = sense(view, image.noise_std, np.random.default_rng(words))
+    pixels.flags.writeable = False
+    return pixels
 
 
 @lru_cache(maxsize=64)
