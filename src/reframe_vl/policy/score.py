@@ -156,6 +156,9 @@ def _neighbours(
 
     Two, since a rollout that lost its original input has a context before the drop and one after.
     """
+    if used and sum(len(rows[i].token_ids) for i in used) <= max_tokens:
+        yield list(used)
+        return
     members: list[int] = []
     total = 0
     for i in used:
