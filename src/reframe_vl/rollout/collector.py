@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -158,25 +159,29 @@ class Collector:
             for number, sample in enumerate(samples)
         ]
 
-    async def _play(self, episodes: list[Episode]) -> list[Rollout]:
-        rollouts: list[Rollout] = []
-        for start in range(0, len(episodes), self.max_concurrent):
-            wave = episodes[start : start + self.max_concurrent]
-            sessions = [f"{i}/{episode.key.sample_id}" for i, episode in enumerate(wave)]
-            self.engine.open(sessions)
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._one(episode, session))
-                    for episode, session in zip(wave, sessions, strict=True)
-                ]
-            rollouts += [task.result() for task in tasks]
-        return rollouts
+    async def _play(self, episodes: Sequence[Episode]) -> list[Rollout]:
+        sessions = [f"{i}/{episode.key.sample_id}" for i, episode in enumerate(episodes)]
+        rollouts: dict[int, Rollout] = {}
+        waiting = iter(range(len(episodes)))
 
-    async def _one(self, episode: Episode, session: str) -> Rollout:
-        try:
-            return await episode.run(self.engine, session)
-        finally:
-            self.engine.release(session)
+        async def play(at: int | None) -> None:
+            while at is not None:
+                try:
+                    rollouts[at] = await episodes[at].run(self.engine, sessions[at])
+                finally:
+                    following = next(waiting, None) if at in rollouts else None
+                    if following is not None:
+                        # Before the release: an engine of waves takes it into the next one.
+                        self.engine.open([sessions[following]])
+                    self.engine.release(sessions[at])
+                at = following
+
+        first = list(islice(waiting, self.max_concurrent))
+        self.engine.open([sessions[at] for at in first])
+        async with asyncio.TaskGroup() as group:
+            for at in first:
+                group.create_task(play(at))
+        return [rollouts[at] for at in range(len(episodes))]
 
     def _episodes(self, sample: Sample, plan: Plan, first: int) -> list[Episode]:
         env = self.environment
