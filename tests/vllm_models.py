@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -232,3 +233,27 @@ def write_hybrid_checkpoint(folder):
     path.write_text(json.dumps(settings))
     (folder / "processor_config.json").write_text(json.dumps(PROCESSOR_CONFIG))
     return folder
+
+
+def descendants(pid):
+    """All processes below one."""
+    children = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        except OSError:
+            continue
+        children.setdefault(int(fields["PPid"]), []).append(int(fields["Pid"]))
+    found, queue = set(), [pid]
+    while queue:
+        queue += (new := children.get(queue.pop(), []))
+        found |= set(new)
+    return found
+
+
+def command(pid):
+    """What a process was started with, or the name that it has given itself."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_models import descendants
+
 TRAINER = """
 import sys, time
 import torch
@@ -30,21 +32,6 @@ if __name__ == "__main__":
     Path(weights, "ready").touch()
     time.sleep(1000)
 """
-
-
-def descendants(pid):
-    children = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        except OSError:
-            continue
-        children.setdefault(int(fields["PPid"]), []).append(int(fields["Pid"]))
-    found, queue = set(), [pid]
-    while queue:
-        queue += (new := children.get(queue.pop(), []))
-        found |= set(new)
-    return found
 
 
 def alive(pid):

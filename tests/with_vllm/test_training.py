@@ -1,5 +1,8 @@
 """Whole runs with rollout=vllm, from their config to their files."""
 
+import os
+import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
+from reframe_vl.rollout.vllm_engine import VLLMEngine
 from reframe_vl.runs import register_resolvers
 from reframe_vl.training import train
-from vllm_models import sampled, write_hybrid_checkpoint
+from vllm_models import command, descendants, sampled, write_hybrid_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 register_resolvers()
@@ -68,6 +72,37 @@ def test_the_default_experiment_trains(tmp_path, overlap):
     with base.inference():
         found = score(base, contexts, rollouts[0].sampling).logprobs_T
     torch.testing.assert_close(found, torch.tensor(sampled(contexts)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("launch", "name"), [(False, "VLLM::EngineCor"), (True, "reframe_vl.rollout.vllm_server")]
+)
+def test_an_engine_that_is_killed_in_mid_step_costs_no_rollout(tmp_path, monkeypatch, launch, name):
+    calls, killed = count(), []
+    generate = VLLMEngine.generate
+
+    async def generate_and_kill(self, *args):
+        # The second of three steps: each has 16 rollouts of at least one turn.
+        if next(calls) == 40:
+            killed.extend(pid for pid in descendants(os.getpid()) if name in command(pid))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+        return await generate(self, *args)
+
+    monkeypatch.setattr(VLLMEngine, "generate", generate_and_kill)
+    _, logged, steps = run(
+        tmp_path,
+        "experiment=gdgrpo_spatial",
+        "steps=3",
+        "prompts_per_step=4",
+        "rollouts_per_prompt=4",
+        f"rollout.launch={str(launch).lower()}",
+    )
+    assert killed
+    assert [len(rollouts) for rollouts in steps] == [16, 16, 16]
+    assert not [r.error for rollouts in steps for r in rollouts if r.error]
+    assert max(logged["train/sampler_gap_max"]) < 1e-4
+    assert not [pid for pid in descendants(os.getpid()) if name in command(pid)]
 
 
 def test_a_hybrid_model_in_bfloat16_runs_two_steps(tmp_path):
