@@ -1,4 +1,4 @@
-"""One line of progress: step, reward, call rate, IoU, tokens a second."""
+"""One line of progress: step, reward, call rate, IoU, tokens a second; and how long a step took."""
 
 from __future__ import annotations
 
@@ -48,13 +48,17 @@ class ProgressLine(Callback):
         self._started = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Shows the step."""
-        if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):
+        """Shows the step, and logs its time."""
+        if not isinstance(pl_module, PolicyModule):
             return
         groups = pl_module.loader.groups
         numbers = pl_module.loader.statistics()
         tokens = sum(len(c) for g in groups for r in g.rollouts for c in r.contexts)
-        rate = tokens / max(time.perf_counter() - self._started, 1e-9)
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = tokens / seconds
+        pl_module.log_step({"time/step_s": seconds, "time/tokens_per_s": rate})
+        if not trainer.is_global_zero:
+            return
         shown = [f"{label} {numbers[key]:.2f}" for key, label in _SHOWN.items() if key in numbers]
         text = "  ".join([*shown, f"{rate:,.0f} tokens/s"])
         step = trainer.current_epoch + 1

@@ -34,6 +34,7 @@ LAYOUT: Mapping[str, Charts] = {
     },
     "3 Is it healthy": {
         "alarms": ["health/alarm"],
+        "seconds a step": ["time/step_s"],
         "entropy": ["train/entropy"],
         "engine and trainer": ["train/sampler_gap", "train/sampler_gap_max"],
         "no signal": ["rollouts/dead_groups", "rollouts/not_scorable", "rollouts/blank_views"],
