@@ -147,6 +147,7 @@ def run(records, work, server, max_tries, told=lambda stage, done: None):
         cache.close()
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_and_started_again_costs_no_record(server, records, tmp_path):
     server.start()
     server.wait()

@@ -49,6 +49,7 @@ def wait_until(condition, seconds):
 
 
 # A colocated engine that is starting waits five minutes for its trainer, with nothing loaded yet.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "when"), [("colocated", "started"), ("launch", "started"), ("launch", "starting")]
 )

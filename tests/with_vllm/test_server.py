@@ -72,6 +72,7 @@ def test_a_served_teacher_scores_as_one_in_this_process(teacher, checkpoint, tem
         np.testing.assert_allclose(theirs, ours.numpy(), atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_server_killed_in_mid_step_costs_no_sample(launched, loop):
     how = sampling(max_new_tokens=30)
     loop.run(launched.sync(changed(launched.model, 5), 11))
@@ -87,6 +88,7 @@ def test_a_server_killed_in_mid_step_costs_no_sample(launched, loop):
     agree(launched.model, contexts, how)
 
 
+@pytest.mark.long
 def test_an_unreachable_server_that_comes_back_gets_the_weights_again(launched, loop, tmp_path):
     engine = VLLMEngine(launched.model, url=launched.backend.url, weights_folder=str(tmp_path))
     how = sampling(max_new_tokens=6)

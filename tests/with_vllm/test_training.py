@@ -46,7 +46,7 @@ def run(folder, *overrides):
     return cfg, logged, steps
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_default_experiment_trains(tmp_path, overlap):
     cfg, logged, steps = run(
         tmp_path,
@@ -74,6 +74,7 @@ def test_the_default_experiment_trains(tmp_path, overlap):
     torch.testing.assert_close(found, torch.tensor(sampled(contexts)), atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launch", "name"), [(False, "VLLM::EngineCor"), (True, "reframe_vl.rollout.vllm_server")]
 )
