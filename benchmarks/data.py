@@ -107,7 +107,8 @@ def serving(folder: Path, num_records: int) -> list[dict[str, Any]]:
     before_mb = resident()
     start = time.perf_counter()
     for _ in range(0, num_records, 32):
-        data.next_samples(32)
+        data.coming_samples(32)
+        data.advance(32)
     training_per_s = num_records / (time.perf_counter() - start)
     return [
         row("records", num_records, ""),

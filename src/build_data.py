@@ -18,6 +18,7 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -78,6 +79,23 @@ class BuildConfig:
     sheet: int = 12
 
 
+_NAMES = ("sources", "stages", "held_out")
+_WANTED = {
+    "sources": "one name or several, as in [coco,voc]",
+    "out": "the record file to write, FILE.jsonl",
+    "grid": "it a number of frames a second, fps, and a whole number, max_frames",
+    "max_frames": "a whole number",
+    "strict": "true or false",
+    "stages": "one name or several, as in [pool,finalise]",
+    "work": "a folder, or null",
+    "held_out": "one record file or several, as in [FILE,FILE]",
+    "near_distance": "a number, or null",
+    "batch_size": "a whole number",
+    "sheet": "a whole number",
+}
+"""What each setting is that has a type."""
+
+
 @dataclass
 class Tally:
     """What became of the rows of one source.
@@ -102,14 +120,33 @@ def main(cfg: DictConfig) -> None:
             f"Not given: {', '.join(missing)}. Add {' '.join(f'{key}=…' for key in missing)} to "
             f"the command; configs/data.yaml says what each is. Sources: {', '.join(SOURCES)}."
         )
-    names = list(BuildConfig.__dataclass_fields__)
-    typed = OmegaConf.merge(OmegaConf.structured(BuildConfig), OmegaConf.masked_copy(cfg, names))
-    config = OmegaConf.to_object(typed)
-    assert isinstance(config, BuildConfig)
     try:
-        build(config)
+        build(read_config(cfg))
     except (RecordError, MediaError, OSError) as error:
         raise SystemExit(f"{error}\nNothing was written.") from error
+
+
+def read_config(cfg: DictConfig) -> BuildConfig:
+    """The settings, each of its type; one name stands for a list of one.
+
+    Raises:
+        SystemExit: A setting is of another type.
+    """
+    given: Any = OmegaConf.masked_copy(cfg, list(BuildConfig.__dataclass_fields__))
+    typed: Any = OmegaConf.structured(BuildConfig)
+    for name in given:
+        value = given[name]
+        if name in _NAMES and isinstance(value, str):
+            value = [value]
+        try:
+            if name in _NAMES and not all(isinstance(item, str) for item in value):
+                raise TypeError("what is listed is no name")
+            typed = OmegaConf.merge(typed, {name: value})
+        except (OmegaConfBaseException, TypeError, ValueError) as error:
+            raise SystemExit(f"{name}={value}: give {_WANTED[name]}.") from error
+    config = OmegaConf.to_object(typed)
+    assert isinstance(config, BuildConfig)
+    return config
 
 
 def build(config: BuildConfig) -> None:
@@ -117,6 +154,7 @@ def build(config: BuildConfig) -> None:
     # One line a request would bury everything else.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     check_batch_size(config.batch_size)
+    _check_numbers(config)
     tallies = [_tally(config, name) for name in _checked_names(config.sources)]
     _refuse_to_overwrite_inputs(config.out, tallies)
     grid = _grid(config.grid)
@@ -187,13 +225,21 @@ def _stages(
         if ASKING & set(config.stages):
             cache = AnswerCache(work / "answers.sqlite")
             opened.callback(cache.close)
-            given = (config.verifiers or {}).items()
+            given = _verifiers(config.verifiers).items()
             askers = [Asker(make_verifier(name, asked), cache) for name, asked in given]
         return make_stages(config.stages, settings, open_media, askers, held_out)
     except RecordError:
         raise
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(str(error)) from error
+
+
+def _verifiers(given: Any) -> dict[str, Any]:
+    if given is not None and not isinstance(given, dict):
+        raise SystemExit(
+            f"verifiers={given}: give each a name, as in {{strong:{{url:URL,model:NAME}}}}."
+        )
+    return given or {}
 
 
 def _checked_names(names: list[str]) -> list[str]:
@@ -206,14 +252,28 @@ def _checked_names(names: list[str]) -> list[str]:
     return names
 
 
+def _check_numbers(config: BuildConfig) -> None:
+    least = {"max_frames": 1, "sheet": 0, "near_distance": 0}
+    for name, minimum in least.items():
+        value = getattr(config, name)
+        if value is not None and not minimum <= value < float("inf"):
+            raise SystemExit(f"{name}={value}: give a number of at least {minimum}.")
+
+
 def _tally(config: BuildConfig, name: str) -> Tally:
     given = _of_source("annotations", config.annotations, name, config.sources)
-    files = [Path(path) for path in (given if isinstance(given, list) else [given])]
+    several = given if isinstance(given, list) else [given]
+    if not several or not all(isinstance(path, str) for path in several):
+        raise SystemExit(
+            f"annotations={given} names no files of {name}: give a file, a folder of files, or a "
+            "list of them."
+        )
+    files = [Path(path) for path in several]
     for path in files:
         if not path.exists():
             raise SystemExit(f"annotations={path} is not there: give the annotation file.")
     folder = _of_source("media", config.media, name, config.sources)
-    if folder is not None and not Path(folder).is_dir():
+    if folder is not None and not (isinstance(folder, str) and Path(folder).is_dir()):
         raise SystemExit(f"media={folder} is no folder: give the folder of the images or videos.")
     media = None if folder is None else Path(folder)
     return Tally(name, files, media, Report(strict=config.strict))

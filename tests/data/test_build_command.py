@@ -1,6 +1,8 @@
 import base64
+import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from build_data import BuildConfig, GridConfig, build
+from build_data import BuildConfig, GridConfig, build, read_config
 from clips import make_clip
 from data.verifiers.endpoint_server import ChatServer, completion
 from reframe_vl.data.pipeline import STAGES
 from reframe_vl.data.records import read_records
 from reframe_vl.data.report import RecordError
+from reframe_vl.data.stages.store import read_rows
 
 SCRIPT = Path(__file__).parents[2] / "src" / "build_data.py"
 ROW = {
@@ -224,3 +228,101 @@ def test_mistakes_about_stages_are_answered_with_a_sentence(
     with pytest.raises(SystemExit, match=sentence):
         build(config(**changes))
     assert not (receipts / "built.jsonl").exists()
+
+
+# --------------------------------------------------------------------------- settings
+
+
+def typed(receipts: Path, **changes: Any) -> BuildConfig:
+    given = OmegaConf.load(SCRIPT.parents[1] / "configs" / "data.yaml")
+    assert isinstance(given, DictConfig)
+    fields = {"sources": ["visual_cot"], "annotations": "rows.jsonl", "out": "built.jsonl"}
+    given.update(fields | changes)
+    return read_config(given)
+
+
+def test_one_name_may_stand_for_a_list_of_one(receipts: Path) -> None:
+    read = typed(receipts, sources="visual_cot", stages="finalise", held_out="e.jsonl")
+    assert (read.sources, read.stages, read.held_out) == (
+        ["visual_cot"],
+        ["finalise"],
+        ["e.jsonl"],
+    )
+    done = command(
+        receipts, "sources=visual_cot", "annotations=rows.jsonl", "out=built.jsonl", "stages=pool"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(read_records(receipts / "built.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sources": 3}, r"sources=3: give one name or several, as in \[coco,voc\]"),
+        ({"sources": {"a": 1}}, r"sources=\{'a': 1\}: give one name"),
+        ({"sources": None}, "sources=None: give one name"),
+        ({"sources": [["coco"]]}, r"sources=\[\['coco'\]\]: give one name"),
+        ({"stages": 1}, r"stages=1: give .*\[pool,finalise\]"),
+        ({"held_out": 1.5}, "held_out=1.5: give one record file or several"),
+        ({"annotations": 3}, "annotations=3 names no files of visual_cot: give a file"),
+        ({"annotations": []}, r"annotations=\[\] names no files"),
+        ({"annotations": {"visual_cot": None}}, "annotations=None names no files"),
+        ({"media": ["media"]}, r"media=\['media'\] is no folder"),
+        ({"media": 3}, "media=3 is no folder"),
+        ({"out": ["a"]}, r"out=\['a'\]: give the record file"),
+        ({"grid": {"fps": "fast", "max_frames": 64}}, r"grid=\{'fps': 'fast'.*frames a second"),
+        ({"grid": {"fps": 2.0, "max_frames": 0}}, "grid: max_frames is 0"),
+        ({"strict": "maybe"}, "strict=maybe: give true or false"),
+        ({"max_frames": 1.5}, "max_frames=1.5: give a whole number"),
+        ({"max_frames": 0}, "max_frames=0: give a number of at least 1"),
+        ({"batch_size": "all"}, "batch_size=all: give a whole number"),
+        ({"sheet": -1}, "sheet=-1: give a number of at least 0"),
+        ({"near_distance": "near"}, "near_distance=near: give a number, or null"),
+        ({"near_distance": -1}, "near_distance=-1.0: give a number of at least 0"),
+        ({"near_distance": float("nan")}, "near_distance=nan: give a number of at least 0"),
+        ({"work": [1]}, r"work=\[1\]: give a folder, or null"),
+    ],
+)
+def test_a_setting_of_a_wrong_kind_is_told_by_name_value_and_remedy(
+    receipts: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((SystemExit, RecordError), match=sentence):
+        build(typed(receipts, **changes))
+    assert not (receipts / "built.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "sentence"),
+    [
+        ("strong", "verifiers=strong: give each a name"),
+        ({"a": {"url": "u", "model": 3}}, r"verifiers\.a\.model is 3: give text"),
+        ({"a": {"url": "u", "model": "m", "max_tries": "x"}}, "max_tries is 'x': give a whole"),
+        ({"a": {"url": "u", "model": "m", "timeout_s": None}}, "timeout_s is None: give a number"),
+        ({"a": {"url": "u", "model": "m", "extra": 3}}, "extra is 3: give further fields"),
+    ],
+)
+def test_a_verifier_of_a_wrong_kind_is_told_in_a_sentence(
+    receipts: Path, verifiers: Any, sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match=sentence):
+        build(config(stages=["audit"], work=Path("work"), verifiers=verifiers))
+
+
+# --------------------------------------------------------------------------- a work folder again
+
+
+def test_an_image_that_is_replaced_by_another_of_its_size_is_judged_anew(receipts: Path) -> None:
+    image = receipts / "media" / "a.png"
+    Image.new("L", (100, 80), 0).save(image.with_suffix(".bmp"))
+    Image.new("L", (100, 80), 255).save(image.with_suffix(".gif"), "BMP")
+    first, second = (image.with_suffix(s).read_bytes() for s in (".bmp", ".gif"))
+    assert len(first) == len(second)
+    keys = []
+    for content in (first, first, second):
+        # Unpacking and copying may keep the time of writing.
+        image.write_bytes(content)
+        os.utime(image, (1, 1))
+        build(config(work=Path("work")))
+        (row,) = read_rows(receipts / "work" / "pool" / "records.parquet")
+        keys.append(row.outcome.facts["key"])
+    assert keys == [hashlib.sha256(c).hexdigest()[:32] for c in (first, first, second)]

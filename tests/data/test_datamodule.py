@@ -73,3 +73,45 @@ def test_ranks_share_the_samples_of_a_mixture_and_a_resumed_run_goes_on_with_the
     resumed = data()
     resumed.load_state_dict(first.state_dict())
     assert begun + [sample.id for sample in resumed.coming_samples(27)] == alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"only": "image"}, r"data\.only is 'image'.*modality:\[image\]"),
+        ({"only": ["image"]}, r"data\.only is \['image'\]"),
+        ({"only": {"kind": ["image"]}}, r"data\.only names 'kind'.*source, modality"),
+        ({"only": {"modality": None}}, r"data\.only\.modality is None: give a name"),
+        ({"only": {"modality": []}}, r"data\.only\.modality is \[\].*leave modality out"),
+        ({"only": {"modality": [True]}}, r"data\.only\.modality is \[True\]"),
+        ({"only": {"modality": {"image": 1}}}, r"data\.only\.modality is \{'image': 1\}"),
+        ({"weights": 3}, r"data\.weights is 3: .*weights=\{image:1,video:1\}"),
+        ({"weights": {}}, r"data\.weights is \{\}"),
+        ({"weights": {"s": "much"}}, r"data\.weights\.s is 'much': give a number"),
+        ({"weights": {"s": None}}, r"data\.weights\.s is None"),
+        ({"weights": {"s": True}}, r"data\.weights\.s is True"),
+        ({"weights": {"s": -1}}, r"data\.weights\.s is -1.*at least 0"),
+        ({"weights": {"s": float("inf")}}, r"data\.weights\.s is inf"),
+        ({"mix_by": "kind"}, r"data\.mix_by names 'kind': give one of source, modality"),
+        ({"mix_by": ["source"]}, r"data\.mix_by names \['source'\]"),
+        ({"validation_share": 1.5}, r"data\.validation_share is 1\.5"),
+        ({"path": 3}, r"data\.path is 3: give the name"),
+        ({"evaluation_path": ["r.jsonl"]}, r"data\.evaluation_path is \['r\.jsonl'\]"),
+    ],
+)
+def test_a_setting_of_a_wrong_kind_is_told_by_name_value_and_remedy(written, settings, words):
+    given = {"path": str(written(row("one"))), "evaluation_path": None} | settings
+    with pytest.raises(ValueError, match=words):
+        record_data(evaluation_size=1, on_error="raise", seed=0, **given)
+
+
+def test_one_name_may_stand_for_a_list_of_one_and_names_may_be_whole_numbers(written):
+    path = str(written(row("one", source="2017"), row("two")))
+    for only in ({"source": 2017}, {"source": [2017]}, {"source": "2017"}):
+        data = record_data(path, None, 1, "raise", 0, only=only, weights={2017: 1})
+        assert {sample.id for sample in data.coming_samples(2)} == {"one"}
+
+
+def test_a_mixture_without_weights_is_said_to_change_nothing(written, caplog):
+    record_data(str(written(row("one"))), None, 1, "raise", 0, mix_by="modality")
+    assert "data.mix_by=modality changes nothing without data.weights" in caplog.text

@@ -71,6 +71,7 @@ def test_a_group_that_is_left_out_whole_leaves_the_proportions_of_the_others(cap
         ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights for d, of which there is no usable record"),
         ({"a": -1, "b": 1, "c": 1}, "at least 0"),
         ({"a": float("nan"), "b": 1, "c": 1}, "at least 0"),
+        ({"a": 10**400, "b": 1, "c": 1}, "at least 0"),
         ({"a": 0, "b": 0, "c": 0}, "one of them above 0"),
     ],
 )
@@ -86,3 +87,15 @@ def test_shares_add_up_and_are_exact_to_one(weights, size) -> None:
     total = sum(weights)
     for weight, count in zip(weights, counts, strict=True):
         assert abs(count - weight / total * size) < 1.001
+
+
+def test_a_group_that_no_pass_draws_is_said_at_the_start(caplog) -> None:
+    MixedOrder(0, {"a": 1, "b": 1, "c": 1e-4}, lambda: GROUPS)
+    assert "No record of c is ever drawn" in caplog.text and "0.005 of the 100 draws" in caplog.text
+    caplog.clear()
+    order = MixedOrder(0, {"a": 1, "b": 1, "c": 0.05}, lambda: GROUPS)
+    assert not caplog.text and "c" in GROUPS[drawn(order, range(100))]
+
+
+def test_shares_of_huge_weights_are_shares() -> None:
+    assert shares([1.7e308, 1.7e308], 10) == [5, 5]

@@ -10,6 +10,7 @@ from PIL import Image
 from clips import make_clip
 from data.record_rows import media, row, video
 from reframe_vl.data import record_table
+from reframe_vl.data.evidence import EVIDENCE_VERSION
 from reframe_vl.data.media import MediaError
 from reframe_vl.data.record_source import Choice, RecordSource
 from reframe_vl.data.report import RecordError
@@ -133,7 +134,7 @@ def test_media_that_were_not_there_are_looked_for_again(written, tmp_path):
     assert ids(RecordSource(path)) == ["one", "later"]
 
 
-@pytest.mark.parametrize("name", ["records.arrow", "checked"])
+@pytest.mark.parametrize("name", ["records.arrow", "checked", "sum"])
 @pytest.mark.parametrize("keep", [0, 0.5, 0.99])
 def test_a_damaged_table_is_made_anew(written, name, keep):
     path = written(row("one"), row("two"))
@@ -142,6 +143,21 @@ def test_a_damaged_table_is_made_anew(written, name, keep):
     content = file.read_bytes()
     file.write_bytes(content[: int(keep * len(content))])
     assert ids(RecordSource(path)) == ["one", "two"]
+
+
+def test_a_flipped_bit_anywhere_in_the_table_is_said_and_the_table_made_anew(written, caplog):
+    path = written(row("one"), row("two"))
+    RecordSource(path)
+    file = path.with_name(f".{path.name}.cache") / "records.arrow"
+    whole = file.read_bytes()
+    for place in range(7, len(whole), len(whole) // 25):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        caplog.clear()
+        assert ids(RecordSource(path)) == ["one", "two"]
+        assert f"{file} is damaged: it is made anew from the record file" in caplog.text
+        assert file.read_bytes() == whole
 
 
 def test_where_the_folder_cannot_be_written_the_table_is_in_the_users_cache(
@@ -282,3 +298,80 @@ def test_b24_each_sample_that_does_not_fit_is_named(mixed, caplog):
     assert "line 2, record 0/1: it is too long" in warning and "record 9/1" in warning
     everyone = [r.message for r in caplog.records if r.message.startswith("Left out")]
     assert len(everyone) == 20 and "record 19/1" in everyone[-1]
+
+
+# --------------------------------------------------------------------------- what media are one
+
+
+def test_a_media_file_is_one_however_its_path_is_spelled(written, tmp_path):
+    (tmp_path / "deep").mkdir()
+    for link in ("linked.png", "deep/linked.png"):
+        (tmp_path / link).symlink_to(tmp_path / "a.png")
+    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
+    shutil.copy(tmp_path / "a.png", tmp_path / "b.png")
+    spellings = (
+        "a.png",
+        "./a.png",
+        "deep/../a.png",
+        "again/a.png",
+        "linked.png",
+        "deep/linked.png",
+        f"../{tmp_path.name}/a.png",
+        str(tmp_path / "a.png"),
+        str(tmp_path / "again" / "deep" / ".." / "a.png"),
+    )
+    rows = [row(f"a{n}", **media(path)) for n, path in enumerate(spellings)]
+    path = written(*rows, row("b", **media("b.png")))
+    for opened in (path, tmp_path / "again" / path.name):
+        parts = [of(opened, part=p, validation_share=0.5) for p in ("train", "validation")]
+        assert sorted(len(part) for part in parts) == [1, len(spellings)]
+
+
+def test_names_that_no_file_can_have_are_left_out_like_any_missing_one(written):
+    path = written(row("one"), row("odd", **media("a\0.png")), row("long", **media("a" * 5000)))
+    assert ids(RecordSource(path, on_error="skip")) == ["one"]
+
+
+# --------------------------------------------------------------------------- evidence
+
+
+@pytest.mark.parametrize("stated", [media(), {"media": {"path": "a.png"}}])
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ([5, 15, 35, 81], "box_leaves_image"),
+        ([-1, 15, 35, 45], "box_leaves_image"),
+        ([105, 15, 135, 45], "wrong_scale"),
+        ([0.05, 0.15, 0.35, 0.45], "wrong_scale"),
+    ],
+)
+def test_a14_evidence_lies_in_the_upright_image_whether_its_size_is_stated_or_read(
+    written, stated, box, reason
+):
+    evidence = {"evidence": {"version": EVIDENCE_VERSION, "boxes": [[5, 15, 35, 45], box]}}
+    path = written(row("one"), row("odd", **stated, **evidence))
+    with pytest.raises(RecordError, match=r"record odd: evidence\.boxes\.1: .*does not fit"):
+        RecordSource(path)
+    source = RecordSource(path, on_error="skip")
+    assert source.report.count_by_reason() == {(reason, False): 1}
+
+
+def test_the_boxes_of_a_record_without_a_size_are_held_against_the_upright_file(written, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (100, 80)).save(tmp_path / "turned.jpg", exif=exif)
+    evidence = {"evidence": {"version": EVIDENCE_VERSION, "boxes": [[0, 75, 60, 100]]}}
+    boxes = {"boxes": [{"xyxy": [10, 80, 50, 95]}], **evidence}
+    tall = row("tall", media={"path": "turned.jpg"}, **boxes)
+    wide = row("wide", media={"path": "turned.jpg"}, boxes=[{"xyxy": [10, 20, 90, 40]}])
+    source = RecordSource(written(tall, wide), on_error="skip")
+    assert ids(source) == ["tall"]
+    assert source.report.count_by_reason() == {("box_leaves_image", False): 1}
+
+
+def test_a_video_has_no_boxes_as_evidence(written):
+    fields = video("a.mp4")
+    fields["evidence"] = {**fields["evidence"], "boxes": [[5, 15, 35, 45]]}
+    path = written(row("one"), row("odd", **fields))
+    with pytest.raises(RecordError, match=r"evidence\.boxes: the evidence of a video"):
+        RecordSource(path)

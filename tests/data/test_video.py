@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -107,6 +108,35 @@ def test_every_frame_is_the_one_shown_at_its_time(tmp_path, name):
         shown = [float(frame.time) - start for frame in container.decode(video=0)]
     assert VideoFile(path, ALL).timestamps_s == pytest.approx(shown, abs=1e-4)
     assert looked_at(path) == pytest.approx(range(45), abs=0.6)
+
+
+def test_frames_within_a_millisecond_are_each_their_own(tmp_path):
+    def faster(number, packet):
+        packet.pts = packet.dts = round(number * 0.0004 / packet.time_base)
+        return True
+
+    slow = make_clip(tmp_path / "a.mp4", n=40, b_frames=0)
+    path = copy_packets([slow], tmp_path / "fast.mp4", faster)
+    rule = GridRule(10**6, 10**6)
+    times = VideoFile(path, rule).timestamps_s
+    assert np.diff(times).max() < 1e-3 and len(times) == 40
+    assert frame_numbers(VideoFile(path, rule).look(range(40), BIG)) == pytest.approx(
+        range(40), abs=0.6
+    )
+    # Times that another version of FFmpeg rounded.
+    moved = replace(read_facts(path, rule), timestamps_s=tuple(t + 1e-4 for t in times[5:9]))
+    found = VideoFile(path, rule, moved).look(range(4), BIG)
+    assert frame_numbers(found) == pytest.approx([5, 6, 7, 8], abs=0.6)
+
+
+def test_times_of_one_frame_that_should_be_two_are_another_files(tmp_path):
+    path = make_clip(tmp_path / "a.mp4", n=5)
+    facts = replace(read_facts(path, ALL), timestamps_s=(0.1, 0.2, 0.2004))
+    with pytest.raises(
+        MediaError,
+        match=r"one frame .* from 0\.2\d* s and from 0\.2004\d* s.*make the record again",
+    ):
+        VideoFile(path, ALL, facts).look([0, 1, 2], BIG)
 
 
 def test_frames_that_an_edit_list_hides_do_not_shift_the_others(tmp_path):

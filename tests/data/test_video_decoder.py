@@ -258,3 +258,20 @@ def test_e08_files_are_closed_after_use(tmp_path):
             decoder.frames(path, decoder.times(path)[0], (96, 64))
         files = [os.readlink(link) for link in Path(f"/proc/{pid_of(decoder)}/fd").iterdir()]
         assert not [name for name in files if name.endswith(".mp4")]
+
+
+def test_a_frame_that_the_worker_leaves_out_is_an_error_and_never_what_was_in_memory(
+    tmp_path, video
+):
+    command = spoilt(tmp_path, "request['times_s'] = request.get('times_s', [])[:-1]")
+    with (
+        VideoDecoder(command=command) as decoder,
+        pytest.raises(MediaError, match=r"a\.mp4: .*left out 1 of the frames"),
+    ):
+        decoder.frames(video, [0.5, 1.0], (96, 64))
+
+
+def test_a_time_that_is_asked_for_twice_is_one_frame(video):
+    with VideoDecoder() as decoder:
+        frames = decoder.frames(video, [1.0, 0.5, 1.0], (96, 64))
+        assert frame_numbers(frames) == pytest.approx([10, 5, 10], abs=0.6)

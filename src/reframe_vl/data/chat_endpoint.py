@@ -81,9 +81,25 @@ class EndpointSettings:
                 f"and of {', '.join(sorted(known))} what else is needed. A key itself must not "
                 "stand in a config, which runs write down."
             )
-        if variable is not None and not os.environ.get(variable):
+        for name, value in settings.items():
+            _check_setting(f"{place}.{name}", name, value)
+        if variable is not None and not os.environ.get(str(variable)):
             raise ValueError(f"{place}: the environment has no variable {variable} with the key.")
         return cls(**settings, api_key=os.environ[variable] if variable else "")
+
+
+def _check_setting(place: str, name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in ("url", "model"):
+        fits, wanted = isinstance(value, str) and bool(value), "text"
+    elif name in ("concurrency", "max_tries", "max_tokens"):
+        fits, wanted = is_number and isinstance(value, int), "a whole number"
+    elif name == "extra":
+        fits, wanted = isinstance(value, Mapping), "further fields of a request, by name"
+    else:
+        fits, wanted = is_number and 0 <= float(str(value)) < math.inf, "a number of at least 0"
+    if not fits:
+        raise ValueError(f"{place} is {value!r}: give {wanted}.")
 
 
 class ChatEndpoint:

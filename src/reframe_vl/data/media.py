@@ -172,6 +172,19 @@ def file_key(path: Path) -> str:
         raise MediaError(unreadable(path, error)) from error
 
 
+def file_version(path: Path) -> list[int] | None:
+    """Another one when a file was written or replaced, without reading it; None where none is.
+
+    The time of the last change of status is in it: the time of writing is set by what unpacks or
+    copies a file, and may be that of the file which was there before.
+    """
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):
+        return None
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
 def pixel_region(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """Moves a box's edges outwards to whole pixels and clips them to the image.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -65,13 +66,13 @@ class MixedOrder:
     ) -> None:
         """Nothing is drawn before it is asked for.
 
+        A group whose share of a pass is rounded to nothing would never be drawn: it is warned of.
+
         Raises:
-            ValueError: A weight is negative or not finite, none is above 0, a group has no weight,
-                or a weight no group.
+            ValueError: A weight is no finite number of at least 0, none is above 0, a group has no
+                weight, or a weight no group.
         """
-        if not all(0 <= weight < math.inf for weight in weights.values()) or not any(
-            weights.values()
-        ):
+        if not all(is_weight(weight) for weight in weights.values()) or not any(weights.values()):
             raise ValueError(
                 f"The weights {dict(weights)}: give numbers of at least 0, one of them above 0."
             )
@@ -118,7 +119,9 @@ class MixedOrder:
             )
         self._size, self._drawn = size, -1
         self._members = [np.flatnonzero(groups == name) for name in names]
-        self._counts = shares([self.weights[name] for name in names], size)
+        weights = [self.weights[name] for name in names]
+        self._counts = shares(weights, size)
+        _warn_of_never(names, weights, self._counts)
         self._orders = [SeededOrder(self.seed, stream + 1) for stream in range(len(names))]
 
     def _draw(self, number: int) -> None:
@@ -131,9 +134,37 @@ class MixedOrder:
             self._ranks[self._turns == group] = np.arange(count)
 
 
+def is_weight(weight: object) -> bool:
+    """Whether it is a finite number of at least 0."""
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    return is_number and 0 <= weight <= sys.float_info.max
+
+
+def _warn_of_never(names: Sequence[str], weights: Sequence[float], counts: Sequence[int]) -> None:
+    """Each pass has the same counts: what has none in one has none in any."""
+    size = sum(counts)
+    expected = _exact(weights, size)
+    for name, weight, exact, count in zip(names, weights, expected, counts, strict=True):
+        if weight and not count:
+            logger.warning(
+                "No record of %s is ever drawn: by its weight of %g it has %.2g of the %d draws of "
+                "a pass, which is rounded to none. Raise the weight, or make it 0.",
+                name,
+                weight,
+                exact,
+                size,
+            )
+
+
+def _exact(weights: Sequence[float], size: int) -> list[float]:
+    largest = max(weights)  # Sums of huge numbers are not finite.
+    total = math.fsum(weight / largest for weight in weights)
+    return [weight / largest / total * size for weight in weights]
+
+
 def shares(weights: Sequence[float], size: int) -> list[int]:
     """Splits ``size`` in proportion to weights, by largest remainders."""
-    exact = [weight / math.fsum(weights) * size for weight in weights]
+    exact = _exact(weights, size)
     counts = [int(count) for count in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
     for index in by_remainder[: size - sum(counts)]:

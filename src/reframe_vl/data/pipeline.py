@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reframe_vl.data.media import file_version
 from reframe_vl.data.records import Record
 from reframe_vl.data.stages import audit, diagnose, finalise, pool, shortcut
 from reframe_vl.data.stages.base import OpenMedia, Outcome, Stage
@@ -105,13 +106,18 @@ def run_pipeline(
     """
     check_batch_size(batch_size)
     given = StageFolder(work / "sources").records
-    write_rows(given, (Placed(n, Outcome(record, None)) for n, record in enumerate(records)))
+    write_rows(given, (Placed(n, _with_version(record)) for n, record in enumerate(records)))
     for stage in stages:
 
         def told(done: int, name: str = stage.name) -> None:
             progress(name, done)
 
         given = run_stage(stage, given, work / stage.name, batch_size, told)
+
+
+def _with_version(record: Record) -> Outcome:
+    """What the stages are given: results are void where a media file was replaced by another."""
+    return Outcome(record, None, facts={"file": file_version(Path(record.media.path))})
 
 
 def finished_records(work: Path, last: str) -> Iterator[Record]:

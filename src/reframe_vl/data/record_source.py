@@ -69,9 +69,10 @@ class Choice:
         return np.flatnonzero(chosen)
 
     def _is_in_part(self, table: RecordTable) -> npt.NDArray[np.bool_]:
-        if not 0 < self.validation_share < 1:
+        share: object = self.validation_share
+        if not isinstance(share, int | float) or not 0 < share < 1:
             raise ValueError(
-                f"data.validation_share is {self.validation_share}: give a share of the media "
+                f"data.validation_share is {share!r}: give a share of the media "
                 "above 0 and below 1, or 0 for none."
             )
         media = pc.fill_null(table.table["media"], 0).to_numpy()

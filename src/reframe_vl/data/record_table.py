@@ -2,8 +2,8 @@
 
 Beside ``FILE`` stands the folder ``.FILE.cache``, or where that cannot be written one in the user's
 cache. ``records.arrow`` has a row for each line: the columns that records are chosen by, and the
-record as JSON, without what only people read. ``checked`` says of which rows the media were found
-to be those described. Both are made anew when the record file changes.
+record as JSON, without what only people read; ``sum`` is its checksum. ``checked`` says of which
+rows the media were found to be those described. All are made anew when the record file changes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,7 +33,7 @@ from reframe_vl.data.validation import annotation_problems
 
 logger = logging.getLogger(__name__)
 
-_VERSION = "1"
+_VERSION = "2"
 """Of the table's layout and of what is checked when it is made."""
 
 _SCHEMA = pa.schema(
@@ -49,6 +50,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _ROWS_AT_ONCE = 4096
+_CHUNK = 1 << 20
 _ONLY_TO_READ = {"raw": {}, "audit": (), "tool_calls": (), "native_encoding": ""}
 """What a sample does not need and what makes records long."""
 
@@ -117,7 +119,7 @@ def opened_table(path: Path) -> Iterator[RecordTable]:
         file = folder / "records.arrow"
         table = _mapped(file, stamp)
         if table is None:
-            logger.info("%s: is read for the first time.", path)
+            logger.info("%s: is read in full.", path)
             _write(path, file, stamp)
             table = _mapped(file, stamp)
         assert table is not None
@@ -141,12 +143,31 @@ def _stamp(path: Path) -> str:
 
 
 def _mapped(file: Path, stamp: str) -> pa.Table | None:
-    """The table, or None where there is none of this record file."""
+    """The table, or None where there is none of this record file, or where it is damaged."""
+    # Before Arrow sees it: a flipped bit may end the process, or give other records.
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        kept = _sum_file(file).read_text("ascii", errors="replace").split()
+        if not file.is_file() or kept[:1] != [stamp]:
+            return None
+        if kept[1:] != [_sum(file)]:
+            logger.warning("%s is damaged: it is made anew from the record file.", file)
+            return None
+        return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
     except (OSError, pa.ArrowInvalid):
         return None
-    return table if (table.schema.metadata or {}).get(b"stamp") == stamp.encode() else None
+
+
+def _sum_file(file: Path) -> Path:
+    return file.with_name("sum")
+
+
+def _sum(file: Path) -> str:
+    """A checksum that is fast enough to be asked for at each opening."""
+    value = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return f"{value:08x}"
 
 
 def _checked(folder: Path, stamp: str, size: int) -> npt.NDArray[np.bool_]:
@@ -154,17 +175,16 @@ def _checked(folder: Path, stamp: str, size: int) -> npt.NDArray[np.bool_]:
     content = file.read_bytes() if file.is_file() else b""
     if len(content) != len(stamp) + size or not content.startswith(stamp.encode()):
         return np.zeros(size, bool)
-    return np.frombuffer(content, bool, offset=len(stamp)).copy()
+    return np.frombuffer(content, np.uint8, offset=len(stamp)) == 1
 
 
 # --------------------------------------------------------------------------- making it
 
 
 def _write(path: Path, file: Path, stamp: str) -> None:
-    schema = _SCHEMA.with_metadata({"stamp": stamp})
     part = file.with_suffix(f".{os.getpid()}.part")
     try:
-        with pa.ipc.new_file(str(part), schema) as writer:
+        with pa.ipc.new_file(str(part), _SCHEMA) as writer:
             rows: list[dict[str, Any]] = []
             for row in _rows(path):
                 rows.append(row)
@@ -172,12 +192,16 @@ def _write(path: Path, file: Path, stamp: str) -> None:
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, _SCHEMA))
                     rows = []
             writer.write_batch(pa.RecordBatch.from_pylist(rows, _SCHEMA))
+        # Should this be killed in between, the sum is not the file's, and it is made anew.
         part.replace(file)
+        part.write_text(f"{stamp} {_sum(file)}\n", "ascii")
+        part.replace(_sum_file(file))
     finally:
         part.unlink(missing_ok=True)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    media_number = _media_numbers(path.parent)
     for number, record in parsed_lines(path):
         if isinstance(record, Problem):
             yield {"line": number, "reason": record.reason, "message": record.message}
@@ -191,16 +215,30 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             "source": record.source,
             "modality": record.modality.value,
             "applicability": record.applicability,
-            "media": _media_number(record, path.parent),
+            "media": media_number(record.media.path),
             "reason": None if odd is None else odd[0],
             "message": None if odd is None else odd[1],
             "record": record.model_copy(update=_ONLY_TO_READ).model_dump_json().encode(),
         }
 
 
-def _media_number(record: Record, root: Path) -> int:
-    """The same for records of one file, and where the folder of the record file was moved."""
-    path = os.path.normpath(root / record.media.path)
-    relative = os.path.relpath(path, root)
-    name = path if relative.startswith("..") else relative
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+def _media_numbers(root: Path) -> Callable[[str], int]:
+    """Numbers media files: the same however a path is spelled, and where the folder was moved.
+
+    Args:
+        root: The folder of the record file.
+    """
+    real_root = os.path.realpath(root)
+
+    @cache
+    def number(path: str) -> int:
+        try:
+            real = os.path.realpath(root / path)
+        except ValueError:  # No file can have such a name.
+            real = os.path.join(real_root, path)
+        relative = os.path.relpath(real, real_root)
+        name = real if relative.split(os.sep)[0] == os.pardir else relative
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).digest()
+        return int.from_bytes(digest[:8], "big")
+
+    return number

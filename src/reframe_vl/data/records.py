@@ -27,6 +27,7 @@ from reframe_vl.data.record_parts import (
     ToolCall,
 )
 from reframe_vl.data.report import Problem, Report
+from reframe_vl.data.text_files import iter_json_lines
 from reframe_vl.data.video import VideoFile
 from reframe_vl.types import Answer, Applicability, Evidence, Media, Modality, Sample
 
@@ -40,7 +41,6 @@ __all__ = [
     "Seconds",
     "ToolCall",
     "describe",
-    "iter_json_lines",
     "iter_records",
     "parsed_lines",
     "read_records",
@@ -123,6 +123,11 @@ class Record(RecordPart):
                 f"evidence.version: its evidence was expanded by rules {self.evidence.version!r}, "
                 f"not {EVIDENCE_VERSION!r}: build the file again with `python src/build_data.py`.",
             )
+        if self.evidence is not None and self.evidence.boxes and self.modality is Modality.VIDEO:
+            return (
+                "evidence_off_grid",
+                "evidence.boxes: the evidence of a video is its segments: make the record again.",
+            )
         count = len(self.media.timestamps_s)
         for number, segment in enumerate(self.evidence.segments if self.evidence else ()):
             if segment[-1] >= count:
@@ -169,15 +174,6 @@ class Record(RecordPart):
 
 
 # --------------------------------------------------------------------------- files
-
-
-def iter_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (line number, text) of each line that is not blank; a byte-order mark is dropped."""
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if text.strip():
-                yield number, text
 
 
 def parsed_lines(path: Path) -> Iterator[tuple[int, Record | Problem]]:

@@ -28,15 +28,24 @@ def validate_record(record: Record, root: Path | None = None) -> list[Problem]:
 
 def annotation_problems(record: Record) -> Iterator[tuple[str, str]]:
     """What is wrong with boxes and segments by what the record says of its media."""
-    stated = record.media.size
-    for number, box in enumerate(record.boxes):
-        odd = None if stated is None else box_problem(box.xyxy, stated)
-        if odd is not None:
-            yield odd[0], f"boxes.{number}.xyxy: {odd[1]}"
+    if record.media.size is not None:
+        yield from box_problems(record, record.media.size)
     for number, segment in enumerate(record.segments):
         odd = segment_problem(segment, record.media.duration_s)
         if odd is not None:
             yield odd[0], f"segments.{number}: {odd[1]}"
+
+
+def box_problems(record: Record, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    """What is wrong with boxes, as annotated and as expanded, in an upright image of this size."""
+    boxes = [(f"boxes.{number}.xyxy", box.xyxy) for number, box in enumerate(record.boxes)]
+    if record.evidence is not None:
+        expanded = enumerate(record.evidence.boxes)
+        boxes += [(f"evidence.boxes.{number}", box) for number, box in expanded]
+    for name, box in boxes:
+        odd = box_problem(box, size)
+        if odd is not None:
+            yield odd[0], f"{name}: {odd[1]}"
 
 
 class MediaCheck:
@@ -65,7 +74,8 @@ class MediaCheck:
         if stated is not None and size != stated:
             reason, message = size_problem(stated, size)
             return reason, f"media.width, height: {message}"
-        return None
+        # With a stated size they were looked at when the record was read.
+        return None if stated is not None else next(box_problems(record, size), None)
 
     def _size(self, name: str, modality: Modality) -> tuple[int, int] | MediaError:
         path = self._root / name

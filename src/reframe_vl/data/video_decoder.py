@@ -115,24 +115,22 @@ class VideoDecoder:
         """The frames that are shown from these times on, scaled to a size.
 
         Args:
-            times_s: Some of ``times``, each once.
+            times_s: Some of ``times``.
             size: (width, height).
 
         Raises:
             MediaError: The file cannot be read, or has no such frames.
         """
         version = _version(path)
-        keys = [(version, time_s, size) for time_s in times_s]
-        frames = [self._store.find(key) for key in keys]
-        missing = [number for number, frame in enumerate(frames) if frame is None]
+        found = {time_s: self._store.find((version, time_s, size)) for time_s in times_s}
+        missing = [time_s for time_s, frame in found.items() if frame is None]
         if missing:
             decoded = np.empty((len(missing), size[1], size[0], 3), np.uint8)
-            wanted = [times_s[number] for number in missing]
-            self._call(path, {"what": "frames", "times_s": wanted, "size": size}, decoded)
-            for number, frame in zip(missing, decoded, strict=True):
-                self._store.store(keys[number], frame)
-                frames[number] = frame
-        return [frame for frame in frames if frame is not None]
+            self._call(path, {"what": "frames", "times_s": missing, "size": size}, decoded)
+            for time_s, frame in zip(missing, decoded, strict=True):
+                self._store.store((version, time_s, size), frame)
+                found[time_s] = frame
+        return [frame for time_s in times_s if (frame := found[time_s]) is not None]
 
     def close(self) -> None:
         """Ends the worker; the next call starts another."""
@@ -184,15 +182,20 @@ class VideoDecoder:
             process.stdin.write(json.dumps(request | {"seconds": seconds}).encode() + b"\n")
         except BrokenPipeError as error:
             raise _WorkerLostError("ended the worker") from error
+        empty = set(range(0 if frames is None else len(frames)))
         while True:
             end = time.monotonic() + self.deadline_s
             kind, position, length = _HEADER.unpack(self._read(bytearray(_HEADER.size), end))
             if kind == b"J":
                 reply: dict[str, Any] = json.loads(self._read(bytearray(length), end))
                 self._midway = False
+                if empty and "error" not in reply:
+                    # What was never filled holds whatever was in memory before.
+                    raise _WorkerLostError(f"left out {len(empty)} of the frames")
                 return reply
             assert frames is not None
             self._read(frames[position].reshape(-1).data, end)
+            empty.discard(position)
 
     def _read(self, buffer: Any, end: float) -> Any:
         """Fills a buffer from the worker's replies and returns it."""

@@ -41,8 +41,12 @@ _MAX_MEMORY = 8 << 30
 _MAX_INDEXES = 32
 _FURTHER_BACK = 4
 _SAME_TIME_S = 1e-3
-"""Two versions of FFmpeg may round a time differently by less than this."""
+"""Two versions of FFmpeg may round a time differently by less than this; of the frames that are so
+close, the nearest is meant."""
 
+_OTHER_FILE = (
+    "it is not the file that the record was made from. Fetch that one, or make the record again."
+)
 _REMEDY = "it may be damaged or of an unknown format. Fetch it again, or leave its rows out."
 _ERRORS = (av.error.FFmpegError, OSError, ValueError, MemoryError)
 
@@ -67,15 +71,25 @@ class _Index:
     times_s: npt.NDArray[np.float64]
     end_s: float
 
-    def pts_at(self, time_s: float) -> int:
-        """The frame that is shown from a time on."""
-        after = bisect_left(self.times_s, time_s - _SAME_TIME_S)
-        if after == len(self.pts) or self.times_s[after] > time_s + _SAME_TIME_S:
-            raise _UnreadableError(
-                f"no frame of the video is shown from {time_s:.6f} s on: it is not the file that "
-                "the record was made from. Fetch that one, or make the record again."
-            )
-        return self.pts[after]
+    def pts_at(self, times_s: list[float]) -> list[int]:
+        """The frames that are shown from these times on, one each."""
+        found: dict[int, float] = {}
+        for time_s in times_s:
+            after = bisect_left(self.times_s, time_s)
+            around = range(max(after - 1, 0), min(after + 1, len(self.pts)))
+            nearest = min(around, key=lambda number: abs(self.times_s[number] - time_s))
+            if abs(self.times_s[nearest] - time_s) > _SAME_TIME_S:
+                raise _UnreadableError(
+                    f"no frame of the video is shown from {time_s:.6f} s on: {_OTHER_FILE}"
+                )
+            pts = self.pts[nearest]
+            if pts in found:
+                raise _UnreadableError(
+                    f"one frame of the video is shown from {found[pts]:.6f} s and from "
+                    f"{time_s:.6f} s on: {_OTHER_FILE}"
+                )
+            found[pts] = time_s
+        return list(found)
 
     def key_before(self, pts: int, back: int) -> int:
         """Where to start decoding for a frame: at its key frame, or so many further back."""
@@ -258,8 +272,7 @@ def _answer(request: dict[str, Any], replies: IO[bytes]) -> dict[str, Any]:
     index = _index(path)
     if request["what"] == "times":
         return {"times_s": index.times_s.tolist(), "end_s": index.end_s}
-    wanted = [index.pts_at(time_s) for time_s in request["times_s"]]
-    position = {pts: number for number, pts in enumerate(wanted)}
+    position = {pts: number for number, pts in enumerate(index.pts_at(request["times_s"]))}
     for frame in _frames(path, index, sorted(position), plain):
         pixels = _upright(frame, tuple(request["size"]))
         replies.write(HEADER.pack(b"F", position[frame.pts], pixels.nbytes))

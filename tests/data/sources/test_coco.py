@@ -93,3 +93,14 @@ def test_annotations_may_stand_before_their_images(tmp_path) -> None:
     turned = dict(reversed(COCO.items()))
     records, report = read(tmp_path, "coco", {"a.json": turned})
     assert len(records) == 2 and report.problems == []
+
+
+def test_ids_as_tables_write_them_are_read_and_true_is_not_1(tmp_path) -> None:
+    file = copy.deepcopy(COCO)
+    for annotation in file["annotations"]:
+        annotation |= {"image_id": float(annotation["image_id"]), "iscrowd": False}
+    records, report = read(tmp_path, "coco", {"instances_val2017.json": file})
+    assert len(records) == 2 and report.problems == []
+    file["annotations"][0]["image_id"] = True
+    records, report = read(tmp_path, "coco", {"instances_val2017.json": file})
+    assert reasons(report) == {"unknown_id": False}

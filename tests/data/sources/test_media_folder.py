@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 from PIL import Image
 
@@ -84,3 +86,30 @@ def test_boxes_of_a_video_are_fitted_to_its_frames(tmp_path, media) -> None:
     row["bbox"]["1"][0]["width"] = 50
     records, report = read(tmp_path / "in", "tvqa_plus", {"a.json": [row]}, media)
     assert not records and reasons(report) == {"box_leaves_image": False}
+
+
+def test_accents_may_be_written_in_either_way(tmp_path, media) -> None:
+    Image.new("RGB", (100, 80)).save(media / "deep" / unicodedata.normalize("NFD", "café.jpg"))
+    make_clip(media / "deep" / unicodedata.normalize("NFD", "né.mp4"), n=20)
+    (record,), _ = images(tmp_path, media, unicodedata.normalize("NFC", "café.jpg"))
+    assert record.media.path.startswith(str(media / "deep"))
+    (clip,), _ = read(tmp_path / "in", "charades_sta", {"a.jsonl": [{**CLIP, "vid": "né"}]}, media)
+    assert clip.media.grid is not None
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [([10, 80, 50, 95], None), ([10, 80, 50, 100.5], "box_clipped"), ([10, 20, 90, 40], "leaves")],
+)
+def test_a14_e15_boxes_are_held_against_the_upright_image_of_a_source_without_sizes(
+    tmp_path, media, box, reason
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (100, 80)).save(media / "a.jpg", exif=exif)
+    row = {"media": "a.jpg", "question": "What?", "answer": "that", "boxes": [box]}
+    records, report = read(tmp_path / "in", "columns", {"rows.jsonl": [row]}, media)
+    assert [r.media.size for r in records] == ([] if reason == "leaves" else [(80, 100)])
+    assert reasons(report) == (
+        {"box_leaves_image": False} if reason == "leaves" else {reason: True} if reason else {}
+    )

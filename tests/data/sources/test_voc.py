@@ -83,3 +83,36 @@ def test_a_size_of_0_is_unknown_until_the_image_is_read(tmp_path, size) -> None:
 def test_a14_odd_files_and_objects_are_named(tmp_path, old, new, reason) -> None:
     _, report = one(tmp_path, old, new)
     assert reasons(report)[reason] is False
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stated"),
+    [
+        ("utf-8-sig", "utf-8"),
+        ("utf-16", "utf-16"),
+        ("utf-16-le", "utf-16"),
+        ("utf-16-be", None),
+        ("utf-16", None),
+        ("latin-1", "ISO-8859-1"),
+        ("gb2312", "gb2312"),
+        ("utf-8", "UTF-16"),
+        ("utf-8", "klingon"),
+    ],
+)
+def test_files_in_other_encodings_are_read_as_those_in_utf8(tmp_path, encoding, stated) -> None:
+    label = "犬" if encoding == "gb2312" else "dög"
+    head = "" if stated is None else f'<?xml version="1.0" encoding="{stated}"?>\n'
+    text = head + VOC.replace("dog", label)
+    records, report = read(tmp_path, "voc", {"a.xml": text.encode(encoding)})
+    assert [record.boxes[0].label for record in records] == [label, "cat"]
+    assert report.num_left_out == 0
+    assert SOURCES["voc"](tmp_path).native(records[0]).removeprefix("\ufeff") == text
+
+
+@pytest.mark.parametrize("stated", ["", ' encoding="klingon"', ' encoding="hex"'])
+def test_a_file_in_no_known_encoding_is_named(tmp_path, stated) -> None:
+    text = f'<?xml version="1.0"{stated}?>{VOC}'.replace("dog", "dög")
+    records, report = read(tmp_path, "voc", {"a.xml": text.encode("latin-1")})
+    assert not records and reasons(report) == {"bad_xml": False}
+    (problem,) = report.problems
+    assert problem.where.endswith("a.xml") and "write it in UTF-8" in problem.message

@@ -75,6 +75,25 @@ def test_the_same_question_of_the_same_media_stays_once(monkeypatch) -> None:
 ANSWER_0 = {"kind": "number", "value": "0"}
 
 
+@pytest.mark.parametrize("has_media", [True, False])
+def test_equal_names_of_two_sources_are_one_medium_only_where_they_are_one_file(
+    monkeypatch, has_media
+) -> None:
+    monkeypatch.setattr(pool_module, "fingerprint", lambda media: ("0",))
+    open_media = (lambda r: Blank(r.media.path)) if has_media else None
+    same = {"media": {"path": "0.png"}, "question": record(0).question}
+    records = [
+        record(0),
+        record(1, source="t", answer={"kind": "number", "value": "5"}, **same),
+        record(2, **same, answer=ANSWER_0),
+    ]
+    outcomes = pool(records, open_media, HeldOut(), PoolSettings())
+    settled = settle_doubles(outcomes, PoolSettings())
+    found = codes([settled.get(n, outcome) for n, outcome in enumerate(outcomes)])
+    apart = [("kept", ""), ("kept", ""), ("dropped", "duplicate")]
+    assert found == ([("dropped", "answers_disagree")] * 3 if has_media else apart)
+
+
 def test_of_contradictions_none_stays(monkeypatch) -> None:
     other = record(1, media={"path": "0.png"}, question="What is number 0?")
     found = pooled(record(0), other, monkeypatch=monkeypatch)

@@ -23,6 +23,8 @@ from reframe_vl.data.stages.store import (
     read_rows,
     write_rows,
 )
+from reframe_vl.data.verifiers.base import Reply
+from reframe_vl.data.verifiers.cache import AnswerCache
 
 RECORDS = [record(number) for number in range(10)]
 
@@ -227,3 +229,29 @@ def test_a_kill_while_the_manifest_is_written_leaves_the_one_before(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         own.write_manifest({"complete": True})
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"complete": False}
+
+
+def test_a_damaged_result_is_named_with_what_to_do(tmp_path):
+    run(tmp_path, Judge())
+    file = tmp_path / "a" / "records.parquet"
+    whole = file.read_bytes()
+    for content in (whole[:-20], b"", whole[:4] + b"\xff" * 300 + whole[304:]):
+        file.write_bytes(content)
+        with pytest.raises(RecordError, match=r"a/records\.parquet is damaged.*remove its folder"):
+            list(read_rows(file))
+    with pytest.raises(RecordError, match="is damaged"):
+        file.write_bytes(whole[:-20])
+        run(tmp_path, Judge())
+
+
+def test_a_damaged_file_of_answers_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(b"no database" * 99)
+    with pytest.raises(RecordError, match=r"answers\.sqlite cannot be used .*remove it"):
+        AnswerCache(path)
+    path.unlink()
+    cache = AnswerCache(path)
+    cache.put("k", Reply("that"))
+    cache._do("UPDATE answers SET reply = '{'")
+    assert cache.get("k") is None and cache.get("other") is None
+    cache.close()

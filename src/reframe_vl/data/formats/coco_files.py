@@ -11,14 +11,14 @@ from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.json_files import members
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.regions import Count, count_question
-from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text, Whole
+from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text
 from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import MediaInfo
 from reframe_vl.data.report import Problem
 
 ENCODING = "bbox: [x, y, width, height], absolute pixels of the stored image"
 
-Id = int | str
+Id = int | float | str
 
 
 class _Image(RowFields):
@@ -33,7 +33,7 @@ class _Category(RowFields):
 
 class _Annotation(RowFields):
     bbox: tuple[Number, Number, Number, Number]
-    iscrowd: Whole = 0
+    iscrowd: bool | None = None
 
 
 class _Group(RowFields):
@@ -91,7 +91,10 @@ def read_coco(path: Path) -> CocoFile:
 
 def is_id(value: Any) -> TypeGuard[Id]:
     """Whether a value can name an entry."""
-    return isinstance(value, int | str)
+    if isinstance(value, float):  # As tables write them where some are missing.
+        return value.is_integer()
+    # True is not 1.
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def _by_id(

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reframe_vl.data.formats.rows import Refused, Row
-from reframe_vl.data.records import iter_json_lines
 from reframe_vl.data.report import Problem
+from reframe_vl.data.text_files import iter_json_lines
+
+EMPTY = "the file is empty. Fetch it again, or leave it out."
 
 _CHUNK = 1 << 16
 
@@ -41,13 +43,15 @@ def json_rows(path: Path) -> Iterator[Row | Problem]:
 
 def line_rows(path: Path) -> Iterator[Row | Problem]:
     """The objects of a file that has one a line."""
-    decoder = _Decoder()
+    decoder, number = _Decoder(), 0
     for number, line in iter_json_lines(path):
         place = f"line {number}"
         try:
             yield _row(path, place, decoder.decode(line))
         except Refused as refused:
             yield refused.at(f"{path}, {place}")
+    if not number:
+        yield Problem(str(path), "empty_file", EMPTY)
 
 
 def array_rows(path: Path) -> Iterator[Row | Problem]:

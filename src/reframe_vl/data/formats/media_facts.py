@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from reframe_vl.data.media import file_version
 from reframe_vl.data.record_parts import MediaInfo
 from reframe_vl.data.video import GridRule
 from reframe_vl.types import Modality
@@ -52,6 +53,5 @@ class MediaFacts:
 
 
 def _key(file: Path, modality: Modality, rule: GridRule) -> str:
-    stat = file.stat()
     grid: dict[str, Any] = asdict(rule) if modality is Modality.VIDEO else {}
-    return json.dumps([str(file), stat.st_mtime_ns, stat.st_size, grid], sort_keys=True)
+    return json.dumps([str(file), file_version(file), grid], sort_keys=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,10 +98,10 @@ class MediaFolder:
         # Unlike Path.is_file, this is no error for a name that no file can have.
         if os.path.isfile(path):
             return path.absolute()
-        found = self._by_name.get(named.name, [])
+        found = self._by_name.get(_composed(named.name), [])
         if not found and modality is Modality.VIDEO:
             stem = named.stem if named.suffix in VIDEO_SUFFIXES else named.name
-            found = self._videos_by_stem.get(stem, [])
+            found = self._videos_by_stem.get(_composed(stem), [])
         if not found:
             raise Refused(
                 "media_missing",
@@ -120,7 +121,7 @@ class MediaFolder:
         found = defaultdict(list)
         for folder, _, names in os.walk(self.folder):
             for name in names:
-                found[name].append(Path(folder, name))
+                found[_composed(name)].append(Path(folder, name))
         return dict(found)
 
     @cached_property
@@ -129,8 +130,13 @@ class MediaFolder:
         for paths in self._by_name.values():
             for path in paths:
                 if path.suffix.lower() in VIDEO_SUFFIXES:
-                    found[path.stem].append(path)
+                    found[_composed(path.stem)].append(path)
         return dict(found)
+
+
+def _composed(name: str) -> str:
+    """Archives made on a Mac write an accent as a letter of its own."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _read(path: Path, modality: Modality, rule: GridRule) -> MediaInfo:

@@ -29,7 +29,7 @@ def table_rows(path: Path) -> Iterator[Row | Problem]:
                 for raw in batch.to_pylist():
                     number += 1
                     yield _row(path, f"row {number}", raw)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         message = f"{error}. The file was read no further: fetch it again."
         yield Problem(f"{path}, after row {number}", "bad_parquet", message)
 

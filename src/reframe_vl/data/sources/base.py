@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -27,6 +28,16 @@ from reframe_vl.data.records import (
 from reframe_vl.data.report import Problem, Report
 from reframe_vl.data.video import GridRule
 from reframe_vl.types import Modality
+
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7z",
+}
+"""How compressed files begin."""
 
 _MAX_DEPTH = 150
 """Readers of JSON give up on values that are nested deeper than about 200."""
@@ -96,19 +107,28 @@ class Source(ABC):
         return None
 
     def files(self) -> Iterator[Path]:
-        """The annotation files; those of a folder by name."""
+        """The annotation files that can be read; those of a folder by name."""
+        return (path for path in self._given() if isinstance(path, Path))
+
+    def _given(self) -> Iterator[Path | Problem]:
+        """The annotation files, and what is wrong with what is none."""
         for path in self.annotations:
-            if path.is_dir():
-                found = (p for p in path.iterdir() if p.suffix.lower() in self.suffixes)
-                yield from sorted(found)
-            else:
-                yield path
+            if not path.is_dir():
+                yield _packed(path) or path
+                continue
+            found = [p for p in path.iterdir() if p.suffix.lower() in self.suffixes and p.is_file()]
+            for file in sorted(found):
+                yield _packed(file) or file
+            if not found:
+                message = f"the folder has no file {' or '.join(self.suffixes)}. Give another."
+                yield Problem(str(path), "no_file", message)
 
     def records(self, report: Report) -> Iterator[Record]:
         """Yields records in the source's order; odd rows go to the report."""
         seen: set[str] = set()
         called: set[Hashable] = set()
-        for row in self.rows():
+        wrong = (problem for problem in self._given() if isinstance(problem, Problem))
+        for row in chain(wrong, self.rows()):
             if isinstance(row, Problem):
                 report.add(row)
                 continue
@@ -205,6 +225,16 @@ class Source(ABC):
             return record
         note = kept("repeated_id", f"an earlier, different row has the source's id {name!r} too")
         return record.model_copy(update={"audit": (*record.audit, note)})
+
+
+def _packed(path: Path) -> Problem | None:
+    """Compressed files look like damaged ones otherwise, line by line."""
+    with path.open("rb") as stream:
+        head = stream.read(max(map(len, _PACKED)))
+    for mark, kind in _PACKED.items():
+        if head.startswith(mark):
+            return Problem(str(path), "compressed", f"it is compressed ({kind}): unpack it first.")
+    return None
 
 
 def _check_writable(raw: dict[str, Any], text: str) -> None:

@@ -25,7 +25,7 @@ from reframe_vl.types import Modality
 
 
 class _Question(RowFields):
-    video_uid: str
+    video_uid: Text
     question: Text
     choices: tuple[Text, ...]
     answer: Text

@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import PositiveFloat
 
-from reframe_vl.data.formats.json_files import Member, line_rows, members
+from reframe_vl.data.formats.json_files import EMPTY, Member, line_rows, members
 from reframe_vl.data.formats.media_folder import media_name
 from reframe_vl.data.formats.rows import Refused, Row, RowFields, Text, split_of
 from reframe_vl.data.formats.windows import Window, moment_answer, moment_question, segments_of
-from reframe_vl.data.records import MediaInfo, Record, iter_json_lines
+from reframe_vl.data.records import MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
+from reframe_vl.data.text_files import iter_json_lines
 from reframe_vl.types import Modality
 
 _LINE = re.compile(r"(?P<vid>\S+)\s+(?P<start>\S+)\s+(?P<end>\S+?)\s*##(?P<query>.*)", re.DOTALL)
@@ -37,7 +38,7 @@ class _Query(RowFields):
 
 
 class _Caption(RowFields):
-    image_id: str
+    image_id: Text
     caption: Text
     timestamp: Window
 
@@ -110,12 +111,15 @@ class CharadesSta(Source):
 
 
 def _lines(path: Path) -> Iterator[Row | Problem]:
+    number = 0
     for number, line in iter_json_lines(path):
         place = f"line {number}"
         try:
             yield Row(path, place, {"line": line.decode().rstrip("\r\n")})
         except UnicodeDecodeError as error:
             yield Problem(f"{path}, {place}", "bad_text", f"{error}. Mend or remove the line.")
+    if not number:
+        yield Problem(str(path), "empty_file", EMPTY)
 
 
 def _captions(path: Path) -> Iterator[Row | Problem]:

@@ -26,6 +26,7 @@ from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import AnswerInfo, LabelledBox, MediaInfo, Record, describe
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
+from reframe_vl.data.text_files import text_encoding
 from reframe_vl.types import Box, Modality
 
 _MAPPING_SUFFIXES = (".yaml", ".yml")
@@ -195,7 +196,7 @@ class ColumnsTable(Source):
 
 def _mapping(path: Path) -> Columns | Problem:
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        given = yaml.safe_load(path.read_text(encoding=text_encoding(path)))
         return Columns.model_validate({} if given is None else given)
     except FieldsError as error:
         message = describe(error)

@@ -23,6 +23,7 @@ from reframe_vl.data.record_parts import PositiveWhole
 from reframe_vl.data.records import MediaInfo, Record, Seconds
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
+from reframe_vl.data.text_files import text_encoding
 from reframe_vl.types import Modality
 
 
@@ -130,12 +131,16 @@ class NextGqa(Source):
 
 
 def _table_rows(path: Path) -> Iterator[Row | Problem]:
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with path.open(encoding=text_encoding(path), newline="") as stream:
         table = csv.DictReader(stream, strict=True)
         try:
             names = list(table.fieldnames or ())
         except (csv.Error, UnicodeDecodeError) as error:
-            yield Problem(str(path), "bad_csv", f"its header cannot be read: {error}.")
+            message = f"its header cannot be read: {error}. Write it in UTF-8."
+            yield Problem(str(path), "bad_csv", message)
+            return
+        if not names:
+            yield Problem(str(path), "bad_csv", "it has no header. Fetch it again.")
             return
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             message = f"two columns are named {repeated[0]!r}. Rename or remove one."

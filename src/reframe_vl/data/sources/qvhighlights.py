@@ -27,7 +27,7 @@ _PIECE_S = 2
 
 
 class _Fields(RowFields):
-    vid: str
+    vid: Text
     query: Text
     duration: PositiveFloat
     relevant_windows: tuple[Window, ...] = ()

@@ -24,7 +24,7 @@ from reframe_vl.types import Modality
 
 
 class _Fields(RowFields):
-    vid: str
+    vid: Text
     question: Text = Field(validation_alias=AliasChoices("question", "query"))
     duration: PositiveFloat | None = None
     relevant_windows: tuple[Window, ...] | None = None

@@ -36,7 +36,7 @@ class _Box(RowFields):
 
 
 class _Fields(RowFields):
-    vid_name: str
+    vid_name: Text
     q: Text
     a0: Text
     a1: Text

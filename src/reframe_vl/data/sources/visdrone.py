@@ -17,9 +17,10 @@ from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.coco_files import ENCODING, coco_rows, counted
 from reframe_vl.data.formats.regions import count_question
 from reframe_vl.data.formats.rows import Number, Row, split_of
-from reframe_vl.data.records import MediaInfo, Record, iter_json_lines
+from reframe_vl.data.records import MediaInfo, Record
 from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
+from reframe_vl.data.text_files import iter_json_lines
 from reframe_vl.types import Modality
 
 _CLASSES = (

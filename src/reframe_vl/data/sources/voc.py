@@ -6,6 +6,8 @@ marked difficult may be counted or not.
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -21,6 +23,18 @@ from reframe_vl.data.report import Problem
 from reframe_vl.data.sources.base import Source
 from reframe_vl.types import Modality
 
+# Spelled out, so that the mark is kept: rows come back as they were.
+_MARKS = {
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+    "<".encode("utf-16-le"): "utf-16-le",
+    "<".encode("utf-16-be"): "utf-16-be",
+    codecs.BOM_UTF8: "utf-8",
+}
+_WIDE = (b"utf-16", b"utf-32", b"ucs", b"iso-10646")
+"""Encodings that a file of single bytes is not in, whatever it says."""
+
+_STATED = re.compile(rb"\s*<\?xml[^>]*?\bencoding\s*=\s*[\"']([\w.-]+)")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -45,10 +59,11 @@ class Voc(Source):
         """One row for each kind of object in each image."""
         for path in self.files():
             try:
-                text = path.read_bytes().decode()
+                text = _decoded(path.read_bytes())
                 root = _parsed(text)
-            except (UnicodeDecodeError, ElementTree.ParseError, ValueError) as error:
-                yield Problem(str(path), "bad_xml", f"{error}. Mend the file; it must be UTF-8.")
+            except (ElementTree.ParseError, ValueError) as error:
+                message = f"{error}. Mend the file, or write it in UTF-8."
+                yield Problem(str(path), "bad_xml", message)
                 continue
             names = list(dict.fromkeys(_text(found, "name") for found in root.findall("object")))
             if not names:
@@ -89,6 +104,22 @@ class Voc(Source):
             boxes=count.boxes,
             notes=notes,
         )
+
+
+def _decoded(content: bytes) -> str:
+    """The text of a file, its byte-order mark included: by that mark, as it says, or in UTF-8.
+
+    Raises:
+        ValueError: It is in none of these.
+    """
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), None)
+    stated = _STATED.match(content)
+    if encoding is None and stated is not None and not stated[1].lower().startswith(_WIDE):
+        encoding = stated[1].decode()
+    try:
+        return content.decode(encoding or "utf-8")
+    except LookupError:
+        return content.decode()
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ from reframe_vl.rewards.answer import is_right
 from reframe_vl.types import Answer, Media
 
 NAME = "pool"
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(frozen=True)
@@ -129,19 +129,26 @@ def pool(
     """Drops evaluation media, and takes fingerprints for ``settle_doubles``.
 
     Args:
-        open_media: None where media are not read: then they are told apart by their names.
+        open_media: None where media are not read: then they are told apart by source and name.
     """
-    by_path = {record.media.path: record for record in records}
+    names = [_name(record, open_media is not None) for record in records]
+    by_name = dict(zip(names, records, strict=True))
     with ThreadPoolExecutor() as threads:
-        found = threads.map(partial(_prints, open_media=open_media), by_path.values())
-        prints = dict(zip(by_path, found, strict=True))
-    return [_judged(record, prints[record.media.path], held_out, settings) for record in records]
+        found = threads.map(partial(_prints, open_media=open_media), by_name.values())
+        prints = dict(zip(by_name, found, strict=True))
+    pairs = zip(names, records, strict=True)
+    return [_judged(record, prints[name], held_out, settings) for name, record in pairs]
+
+
+def _name(record: Record, is_file: bool) -> str:
+    """What tells media apart: equal names of two sources are one thing only where files are."""
+    return record.media.path if is_file else f"{record.source}/{record.media.path}"
 
 
 def _prints(record: Record, open_media: OpenMedia | None) -> tuple[str, tuple[str, ...]] | str:
     """(key, fingerprint) of a record's media, or what is wrong with them."""
     if open_media is None:
-        return record.media.path, ()
+        return _name(record, is_file=False), ()
     try:
         media = open_media(record)
         return content_key(media), fingerprint(media)

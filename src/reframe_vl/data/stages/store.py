@@ -49,6 +49,8 @@ SCHEMA = pa.schema(
 to filter by. ``position`` counts the records of the first stage, ``verdict`` is null only there."""
 
 _ROWS_AT_ONCE = 1024
+_DAMAGES = (pa.ArrowException, OSError, OverflowError, TypeError, ValueError)
+"""What reading a damaged file may raise."""
 
 
 @contextmanager
@@ -124,21 +126,43 @@ def _put(part: Path, path: Path) -> None:
 
 
 def read_rows(path: Path) -> Iterator[Placed]:
-    """Reads a Parquet file row by row."""
-    with pq.ParquetFile(path) as file:
-        columns = ["position", "verdict", "reason", "facts", "record"]
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            for row in batch.to_pylist():
-                record = Record.model_validate_json(row["record"])
-                facts = json.loads(row["facts"])
-                outcome = Outcome(record, row["verdict"], row["reason"], facts)
-                yield Placed(row["position"], outcome)
+    """Reads a Parquet file row by row.
+
+    Raises:
+        RecordError: It is damaged.
+    """
+    columns = ["position", "verdict", "reason", "facts", "record"]
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
+                for row in batch.to_pylist():
+                    record = Record.model_validate_json(row["record"])
+                    facts = json.loads(row["facts"])
+                    outcome = Outcome(record, row["verdict"], row["reason"], facts)
+                    yield Placed(row["position"], outcome)
+    except _DAMAGES as error:
+        raise _damaged(path, error) from error
 
 
 def read_column(path: Path, *names: str) -> list[tuple[Any, ...]]:
-    """Some columns of a Parquet file."""
-    table = pq.read_table(path, columns=list(names))
-    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+    """Some columns of a Parquet file.
+
+    Raises:
+        RecordError: It is damaged.
+    """
+    try:
+        table = pq.read_table(path, columns=list(names))
+        return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+    except _DAMAGES as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> RecordError:
+    said = " ".join(str(error).split())[:200]
+    return RecordError(
+        f"{path} is damaged ({said}): remove its folder and run the same command again. Answers of "
+        "verifiers are kept beside it."
+    )
 
 
 def file_hash(path: Path) -> str:
