@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -134,10 +134,11 @@ class MixedOrder:
             self._ranks[self._turns == group] = np.arange(count)
 
 
-def is_weight(weight: object) -> bool:
+def is_weight(weight: object) -> TypeGuard[float]:
     """Whether it is a finite number of at least 0."""
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    return is_number and 0 <= weight <= sys.float_info.max
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        return False
+    return 0 <= weight <= sys.float_info.max
 
 
 def _warn_of_never(names: Sequence[str], weights: Sequence[float], counts: Sequence[int]) -> None:

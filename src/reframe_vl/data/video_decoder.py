@@ -127,9 +127,9 @@ class VideoDecoder:
         if missing:
             decoded = np.empty((len(missing), size[1], size[0], 3), np.uint8)
             self._call(path, {"what": "frames", "times_s": missing, "size": size}, decoded)
-            for time_s, frame in zip(missing, decoded, strict=True):
-                self._store.store((version, time_s, size), frame)
-                found[time_s] = frame
+            for time_s, pixels in zip(missing, decoded, strict=True):
+                self._store.store((version, time_s, size), pixels)
+                found[time_s] = pixels
         return [frame for time_s in times_s if (frame := found[time_s]) is not None]
 
     def close(self) -> None:
