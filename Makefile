@@ -4,9 +4,10 @@ PYTHON ?= python3.11
 STAMP := .venv/.stamp
 TRL_STAMP := .venv-trl/.stamp
 VLLM_STAMP := .venv-vllm/.stamp
+LMMS_STAMP := .venv-lmms/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train reframe test lint trl-env vllm-env test-vllm
+.PHONY: help setup train reframe test lint trl-env vllm-env test-vllm lmms-env test-lmms
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -66,6 +67,25 @@ $(VLLM_STAMP): requirements.lock.txt pyproject.toml tests/with_vllm/requirements
 	    && cp tests/with_vllm/torchvision_shim.py "$$site/" \
 	    && echo "import torchvision_shim" > "$$site/zz_torchvision_shim.pth"
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+lmms-env: $(LMMS_STAMP) ## Make .venv-lmms/, where the tests with a real lmms-eval run (2.3 GB)
+
+test-lmms: export OMP_NUM_THREADS := 1
+test-lmms: export OPENBLAS_NUM_THREADS := 1
+test-lmms: $(LMMS_STAMP) ## Run the tests with a real lmms-eval; ARGS go to pytest
+	.venv-lmms/bin/python -m pytest tests/with_lmms $(ARGS)
+
+$(LMMS_STAMP): requirements.lock.txt pyproject.toml tests/with_lmms/requirements.txt
+	@echo "Making .venv-lmms/ with lmms-eval (about 5 minutes)"
+	@[ -x .venv-lmms/bin/python ] || $(PYTHON) -m venv .venv-lmms
+	@.venv-lmms/bin/python -m pip install -q --disable-pip-version-check \
+	    -r requirements.lock.txt -r tests/with_lmms/requirements.txt
+	@# Its own requirements name an older av, a build of PyTorch for CUDA, and much that only some of
+	@# its models and tasks need; it does not name that it takes a filelock before 4.
+	@.venv-lmms/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+	    lmms-eval==0.7.3 filelock==3.32.7
+	@.venv-lmms/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(STAMP): requirements.lock.txt pyproject.toml

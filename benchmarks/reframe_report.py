@@ -89,8 +89,9 @@ def summarise(measurements: Measurements) -> dict[str, Any]:
         claim: [
             {"compared": label, at: found and {**found, "verdict": verdict(found)}}
             for label, parts in entries
+            if measurements.contrast(parts)
             for at in (END, AREA)
-            if (found := measurements.contrast(parts, at=at))
+            for found in [measurements.contrast(parts, at=at)]
         ]
         for claim, entries in CLAIMS.items()
         if all(_has(measurements, parts) for _, parts in entries)
@@ -142,7 +143,8 @@ specialists and distillation together, and MOPD and OG-MOPD again from specialis
 outcome alone. All steps have 16 prompts × 8 rollouts. All are evaluated greedily on the same
 {items} test images and {items} test videos; "mean" weighs both worlds equally. `specialists` is
 each specialist on its own world: no single model. Intervals are 95% percentile bootstrap intervals
-over bases, then seeds, then scenes, of paired differences. Settings were explored with other seeds.
+over bases, then seeds, then scenes of each world, of paired differences. Settings were explored
+with other seeds.
 
 The numbers of reward, gate and training are ours; the paper gives the form only. What holds for 0.3
 million parameters in these worlds need not hold for a real model.
@@ -170,7 +172,7 @@ At the end:
 
 {differences}
 
-Area under the curve:
+Area under the curve ("–" where methods have no curve, or not at the same steps):
 
 {differences_by_area}
 
@@ -220,8 +222,8 @@ def _claim_rows(claims: dict[str, Any]) -> list[dict[str, Any]]:
             "compared": entry["compared"],
             "at": at,
             "difference": _text(entry[at]),
-            "verdict": entry[at]["verdict"],
-            "runs": entry[at]["runs"],
+            "verdict": entry[at]["verdict"] if entry[at] else "–",
+            "runs": entry[at]["runs"] if entry[at] else "–",
         }
         for claim, entries in claims.items()
         for entry in entries

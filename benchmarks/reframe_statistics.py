@@ -81,9 +81,13 @@ class Measurements:
         """A weighted sum of measures with its interval, over the runs that all methods have.
 
         Runs are paired by base and seed and items by id. The mean of both modalities weighs them
-        equally, however many items each has. None where there are no such runs.
+        equally, however many items each has, and media are drawn within each. None where there are
+        no such runs, where one of them has no such measure, and at the area under curves that are
+        none, or that have not the same steps: their areas are of different things.
         """
         trained = {method for _, method, _ in parts if method != BASE} or {BASE}
+        if at == AREA and trained != {BASE} and not self._curves_compare(trained):
+            return None
         shared = set.intersection(*(set(self._found(method)) for method in trained))
         runs, columns = [], []
         for base, seed in sorted(shared):
@@ -94,17 +98,26 @@ class Measurements:
                 )
                 for m in of
             }
-            count = sum(map(len, by_modality.values()))
-            column = {
-                item: value * count / (len(of) * len(terms))
-                for terms in by_modality.values()
-                for item, value in terms.items()
-            }
+            if not all(by_modality.values()):
+                return None
             media = {i: key for m in of for i, key in self._media[m].items()}
-            runs.append(report.Run(EvaluationResult({}, media, count, {}), None, str(base), seed))
+            column = {i: value for terms in by_modality.values() for i, value in terms.items()}
+            result = EvaluationResult({}, media, len(column), {})
+            runs.append(report.Run(result, None, str(base), seed))
             columns.append(column)
-        found = report.interval(runs, columns) if runs else None
+        strata = {item: m for m in MODALITIES for item in self._media[m]}
+        found = report.interval(runs, columns, strata) if runs else None
         return found and {**found, "runs": len(runs)}
+
+    def _curves_compare(self, methods: set[str]) -> bool:
+        """Whether all runs of some methods were measured at the same steps, also in between."""
+        steps = {
+            tuple(sorted(self.points(method, base, seed, modality)))
+            for method in methods
+            for base, seed in self._found(method)
+            for modality in MODALITIES
+        }
+        return len(steps) == 1 and all(len(curve) > 2 for curve in steps)
 
     def _terms(self, method: str, base: int, seed: int, modality: str, name: str, at: str) -> Terms:
         points, key = self.points(method, base, seed, modality), KEYS[name]
@@ -113,13 +126,15 @@ class Measurements:
         return area({step: point[key] for step, point in points.items()})
 
     def curve(self, method: str, modality: str, name: str) -> dict[int, list[float]]:
-        """A measure by step, one value a run."""
+        """A measure by step, one value a run, on the items that all of a run's points have."""
         curve: dict[int, list[float]] = {}
         for base, seed in self._found(method):
-            for step, point in self.points(method, base, seed, modality).items():
-                terms = point[KEYS[name]]
-                if terms:
-                    curve.setdefault(step, []).append(sum(terms.values()) / len(terms))
+            points = self.points(method, base, seed, modality)
+            measured = {step: p[KEYS[name]] for step, p in points.items() if p[KEYS[name]]}
+            shared = set.intersection(*map(set, measured.values())) if measured else set()
+            for step, terms in measured.items() if shared else ():
+                value = sum(terms[item] for item in shared) / len(shared)
+                curve.setdefault(step, []).append(value)
         return dict(sorted(curve.items()))
 
 

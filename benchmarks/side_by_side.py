@@ -28,6 +28,13 @@ class ChildFailed(Exception):
     """A child process ended with an error."""
 
 
+def _environment() -> dict[str, str]:
+    """Of a child: the library is this tree's, whatever else is installed."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([str(common.ROOT / "src"), *filter(None, inherited)])
+    return os.environ | ONE_THREAD | {"PYTHONPATH": path}
+
+
 class Children:
     """The child processes of several threads."""
 
@@ -51,7 +58,7 @@ class Children:
                 child = subprocess.Popen(
                     command,
                     cwd=common.ROOT,
-                    env=os.environ | ONE_THREAD,
+                    env=_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=subprocess.STDOUT,

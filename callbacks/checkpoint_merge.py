@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.graceful_stop import GracefulStop
+from reframe_vl.checkpoint.card import model_card
 from reframe_vl.checkpoint.export import export_policy
 from reframe_vl.checkpoint.folder import Checkpoint, local_folder
 from reframe_vl.checkpoint.merge import MergeSettings, merge_checkpoints, open_source
@@ -30,6 +31,7 @@ class CheckpointMerge(Callback):
         folder: Where merges go.
         settings: How to merge; the policy's weight comes first.
         every: Steps between merges; 0 for one at the end alone.
+        config: The run's settings, for the model card; None leaves them out.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class CheckpointMerge(Callback):
         folder: str | Path,
         settings: MergeSettings,
         every: int = 0,
+        config: str | Path | None = None,
     ) -> None:
         """Everything is checked at once, not at the first merge.
 
@@ -54,6 +57,7 @@ class CheckpointMerge(Callback):
         self.checkpoints = [Path(path) for path in checkpoints]
         self.base, self.folder = local_folder(str(base)), Path(folder)
         self.settings, self.every = settings, every
+        self.config = None if config is None else Path(config)
         settings.weights_of(1 + len(self.checkpoints))
         opened = Checkpoint.open(self.base)
         for path in self.checkpoints:
@@ -61,7 +65,7 @@ class CheckpointMerge(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges where it is time to, at the last step, and where training stops for good."""
-        if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):
+        if not isinstance(pl_module, PolicyModule):
             return
         step = trainer.current_epoch
         # A run that a signal stopped goes on later, and merges then.
@@ -73,11 +77,25 @@ class CheckpointMerge(Callback):
         if not (due or stopped or step + 1 == trainer.max_epochs):
             return
         output = self.folder / f"step_{step:06d}"
+        if not trainer.is_global_zero:
+            # Where weights are spread over ranks, the one that writes needs its parts.
+            export_policy(pl_module.components, output, writes=False)
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".policy_") as aside:
             policy = Path(aside) / "policy"
             export_policy(pl_module.components, policy)
             merge_checkpoints(
-                self.base, [policy, *self.checkpoints], output, self.settings, replace=True
+                self.base,
+                [policy, *self.checkpoints],
+                output,
+                self.settings,
+                replace=True,
+                card=model_card(
+                    str(self.base),
+                    self.config.read_text() if self.config and self.config.is_file() else "",
+                    step + 1,
+                    {name: float(value) for name, value in trainer.callback_metrics.items()},
+                ),
             )
         logger.info("Merged after step %d: %s", step, output)

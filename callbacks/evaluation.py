@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
@@ -15,6 +16,7 @@ from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results
+from reframe_vl.policy.sharding import check_gatherable, whole
 from reframe_vl.rollout.settings import RolloutSettings
 from reframe_vl.tools.base import Tool, close_tools
 
@@ -63,16 +65,19 @@ class EvaluationCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cuts the curve to the checkpoint; a fresh run begins with the untrained policy."""
-        if not trainer.is_global_zero:
-            return
         step = trainer.current_epoch
+        begins = self._cut(step) if trainer.is_global_zero else False
+        if self.every and trainer.strategy.broadcast(begins):
+            self._evaluate(trainer, pl_module, step)
+
+    def _cut(self, step: int) -> bool:
+        """Cuts the curve to the checkpoint; whether nothing is left of it."""
         lines = self.file.read_text(errors="replace").splitlines() if self.file.exists() else []
         kept = [line for line in lines if (at := _step(line)) is not None and at <= step]
         temporary = self.file.with_suffix(".tmp")
         temporary.write_text("".join(f"{line}\n" for line in kept))
         os.replace(temporary, self.file)
-        if self.every and not kept:
-            self._evaluate(trainer, pl_module, step)
+        return not kept
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluates where it is time to."""
@@ -91,8 +96,14 @@ class EvaluationCallback(Callback):
         close_tools(self.tools)
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, PolicyModule):
+        if not isinstance(pl_module, PolicyModule):
             return
+        check_gatherable(pl_module.policy, "evaluation.every")
+        with whole(pl_module.policy):
+            if trainer.is_global_zero:
+                self._play(trainer, pl_module, step)
+
+    def _play(self, trainer: Trainer, pl_module: PolicyModule, step: int) -> None:
         data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
         played = evaluate_policy(
             pl_module.components,
@@ -109,6 +120,9 @@ class EvaluationCallback(Callback):
         numbers = {name: entry["value"] for name, entry in values.items() if entry}
         with self.file.open("a") as stream:
             stream.write(json.dumps({"step": step, **numbers}) + "\n")
+        trainer.callback_metrics.update(
+            {f"val/{name}": torch.tensor(value) for name, value in numbers.items()}
+        )
         for board in trainer.loggers:
             # At the step that has just ended, so that a resume from its checkpoint keeps it.
             board.log_metrics({f"val/{k}": v for k, v in numbers.items()}, step=max(step - 1, 0))

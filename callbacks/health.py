@@ -70,9 +70,12 @@ class HealthCallback(Callback):
         self._raised = set(alarms)
         self._steps_in_alarm = self._steps_in_alarm + 1 if alarms else 0
         pl_module.log_step({"health/alarm": float(len(alarms))})
-        if self.limits.stop_after and self._steps_in_alarm >= self.limits.stop_after:
-            logger.error("Training ends: %d steps in alarm.", self._steps_in_alarm)
-            trainer.should_stop = True
+        if self.limits.stop_after:
+            stop = self._steps_in_alarm >= self.limits.stop_after
+            # Each rank has looked at its own rollouts, and all end together.
+            if trainer.strategy.reduce_boolean_decision(stop, all=False):
+                logger.error("Training ends: %d steps in alarm.", self.limits.stop_after)
+                trainer.should_stop = True
 
     def _alarms(self) -> dict[str, str]:
         if len(self._history) < self.limits.window:

@@ -13,6 +13,7 @@ from torch import Tensor
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.data.media import MediaError
+from reframe_vl.policy.sharding import check_gatherable, whole
 from reframe_vl.policy.views import ViewError
 from reframe_vl.rollout.collector import Collector, EventLoopThread, Plan
 from reframe_vl.rollout.drop import DropMode
@@ -220,7 +221,12 @@ class RolloutCallback(Callback):
         data: SampleDataModule = trainer.datamodule  # type: ignore[attr-defined]
         wave = self._coming or self._begin(trainer, collector)
         self._coming = None
-        groups = wave.groups()
+        # Each rank generates as long as its own rollouts take.
+        policy = _policy_module(trainer.lightning_module).policy
+        if self._synced is None:
+            check_gatherable(policy, "rollout=hf")
+        with whole(policy):
+            groups = wave.groups()
         if self._synced is not None:
             lag = trainer.global_step - wave.plan.policy_version
             _policy_module(trainer.lightning_module).log_step({"rollouts/lag": float(lag)})
@@ -269,6 +275,7 @@ class RolloutCallback(Callback):
             drop_mode=self.drop_mode,
             policy_version=trainer.global_step,
             gate=self.gate(progress) if self.gate else None,
+            earlier=data.earlier_appearances(*self._share(trainer)),
         )
         if ahead and self._thread is not None:
             return _Wave(

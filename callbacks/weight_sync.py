@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.rollout import RolloutCallback, find_callback
 from reframe_vl.policy.score import score
+from reframe_vl.policy.sharding import is_sharded, pushed
 from reframe_vl.rollout.collector import Collector
 from reframe_vl.rollout.engine import Generation, SyncedEngine
 from reframe_vl.rollout.prompt import build_prompt
@@ -69,6 +70,10 @@ class WeightSync(Callback):
             trainer.strategy.barrier("rollouts done")
         if not engine.shared or trainer.is_global_zero:
             collector.loop.run(engine.sync(module.policy, trainer.global_step))
+        elif is_sharded(module.policy):
+            for _ in pushed(module.policy):
+                # The rank that pushes takes this one's part of each tensor; it is not kept here.
+                pass
         if engine.shared:
             trainer.strategy.barrier("weights pushed")
         module.log_step({"weights/sync_s": time.perf_counter() - started})

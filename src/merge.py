@@ -1,10 +1,12 @@
-"""Merges checkpoints of one base into one model.
+"""Merges checkpoints of one base into one model, or writes one checkpoint as a model's folder.
 
 python src/merge.py method=ties base=DIR checkpoints=[A,B] weights=[0.5,0.5] output=DIR
+python src/merge.py method=consolidate checkpoints=[RUN/checkpoints/step_000099.ckpt] output=DIR
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +29,48 @@ def main(cfg: DictConfig) -> None:
             "the command; configs/merge.yaml says what each is."
         )
     with readable_errors():
-        merge(cfg)
+        if cfg.method == "consolidate":
+            consolidate(cfg)
+        else:
+            merge(cfg)
+
+
+def consolidate(cfg: DictConfig) -> None:
+    """Writes a run's checkpoint, whatever strategy made it, as transformers and vLLM load it.
+
+    Raises:
+        FileExistsError: The output is not empty.
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: More than one was named.
+    """
+    from reframe_vl.checkpoint.card import model_card
+    from reframe_vl.checkpoint.export import export_policy
+    from reframe_vl.checkpoint.reading import read_progress
+    from reframe_vl.runs import latest_checkpoint
+    from reframe_vl.training import load_checkpoint
+
+    checkpoints, output = _checkpoints(cfg), _output(cfg)
+    if len(checkpoints) != 1:
+        raise ValueError(
+            f"method=consolidate writes one checkpoint, and {len(checkpoints)} are named: give "
+            "one, or another method to merge them."
+        )
+    path = checkpoints[0]
+    if output.exists() and (output.is_file() or any(output.iterdir())):
+        raise FileExistsError(f"{output} is not empty: give a new folder for the model.")
+    settings = _settings_of(path)
+    checkpoint = latest_checkpoint(path) or path
+    if cfg.dtype is not None:
+        settings.model.dtype = cfg.dtype
+    policy = load_checkpoint(settings, checkpoint)
+    progress = read_progress(checkpoint)
+    card = model_card(
+        str(settings.model.path),
+        OmegaConf.to_yaml(settings, resolve=True),
+        progress["epoch"] + 1,
+        _measured(_run_of(path), progress["epoch"] + 1),
+    )
+    export_policy(policy, output, card, adapter=cfg.adapter)
 
 
 def merge(cfg: DictConfig) -> None:
@@ -40,11 +83,44 @@ def merge(cfg: DictConfig) -> None:
     given: Any = OmegaConf.to_container(cfg)
     names = ("method", "weights", "density", "seed", "dtype")
     settings = MergeSettings(**{name: given[name] for name in names})
-    base = base_folder(cfg.base) if isinstance(cfg.base, int) else local_folder(str(cfg.base))
-    output = Path(cfg.output)
+    if isinstance(cfg.base, bool) or not isinstance(cfg.base, int | str):
+        raise ValueError(
+            f"base={cfg.base}: give a folder, a name on the model hub, or the number of a shipped "
+            "base."
+        )
+    base = base_folder(cfg.base) if isinstance(cfg.base, int) else local_folder(cfg.base)
+    output, paths = _output(cfg), _checkpoints(cfg)
     with ExitStack() as stack:
-        checkpoints = [_folder(Path(path), output.parent, stack) for path in given["checkpoints"]]
+        checkpoints = [_folder(path, output.parent, stack) for path in paths]
         merge_checkpoints(base, checkpoints, output, settings)
+
+
+def _checkpoints(cfg: DictConfig) -> list[Path]:
+    """The paths that are given; one of them needs no list.
+
+    Raises:
+        ValueError: They are no paths.
+    """
+    settings: Any = OmegaConf.to_container(cfg)
+    given = settings["checkpoints"]
+    paths = [given] if isinstance(given, str) else given
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError(
+            f"checkpoints={given}: give a list of paths, as in checkpoints=[RUN,FOLDER]; a folder "
+            "whose name is a number is ./NUMBER."
+        )
+    return [Path(path) for path in paths]
+
+
+def _output(cfg: DictConfig) -> Path:
+    """The folder to write.
+
+    Raises:
+        ValueError: It is no path.
+    """
+    if not isinstance(cfg.output, str):
+        raise ValueError(f"output={cfg.output}: give the path of the folder to write.")
+    return Path(cfg.output)
 
 
 def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
@@ -67,15 +143,7 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
         return path / runs.POLICY
     if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return path
-    run = path.parent.parent if path.is_file() else path
-    if not (run / "config.yaml").is_file():
-        raise FileNotFoundError(
-            f"No checkpoint at {path}: give a run directory, one of its .ckpt files, or a folder "
-            "with config.json or adapter_config.json."
-        )
-    # A .ckpt file holds what was trained alone: the run's settings tell the rest of the model.
-    cfg = OmegaConf.load(run / "config.yaml")
-    assert isinstance(cfg, DictConfig)
+    cfg = _settings_of(path)
     # Adapters are merged into the weights here: in float32, since the merge casts last.
     cfg.model.dtype = "float32"
     policy = load_checkpoint(cfg, path)
@@ -84,6 +152,36 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
     folder = Path(aside) / runs.POLICY
     export_policy(policy, folder)
     return folder
+
+
+def _settings_of(path: Path) -> DictConfig:
+    """The settings of a checkpoint's run: it holds what was trained alone, they tell the rest.
+
+    Raises:
+        FileNotFoundError: The path is no run's, nor its checkpoint's.
+    """
+    file = _run_of(path) / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"No checkpoint at {path}: give a run directory, one of its checkpoints, or a folder "
+            "with config.json or adapter_config.json."
+        )
+    cfg = OmegaConf.load(file)
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def _run_of(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def _measured(run: Path, steps: int) -> dict[str, float]:
+    """The learning curve's numbers after so many steps, or the last ones before."""
+    curve = run / "curve.jsonl"
+    lines = curve.read_text().splitlines() if curve.is_file() else []
+    known = [point for point in map(json.loads, lines) if point["step"] <= steps]
+    last = known[-1] if known else {}
+    return {f"val/{name}": value for name, value in last.items() if name != "step"}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import signal
 
 from lightning.pytorch import Callback
 
+from reframe_vl import strategies
+
 
 class Killer(Callback):
     """Dies at ``step:point`` of the environment variable KILL_AT.
@@ -29,17 +31,17 @@ class Killer(Callback):
             return head(model, hidden)
 
         type(pl_module.policy).head = dying_head
-        save = trainer.strategy.checkpoint_io.save_checkpoint
+        save = strategies.save_file
 
-        def dying_save(checkpoint, path, storage_options=None):
-            if self.point == "checkpoint" and trainer.current_epoch == self.step:
+        def dying_save(state, path):
+            if self.point == "checkpoint" and state["epoch"] == self.step:
                 # As if the disk had got half of it.
-                with open(path, "wb") as stream:
-                    stream.write(b"PK half a checkpoint")
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(b"PK half a checkpoint")
                 os.kill(os.getpid(), signal.SIGKILL)
-            save(checkpoint, path, storage_options)
+            save(state, path)
 
-        trainer.strategy.checkpoint_io.save_checkpoint = dying_save
+        strategies.save_file = dying_save
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.die(trainer, "accumulation" if batch_idx == 0 else "update")

@@ -16,6 +16,7 @@ from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
 from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.score import score
+from reframe_vl.policy.sharding import full
 from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.tools.codec import codec_for
 from reframe_vl.types import (
@@ -79,7 +80,11 @@ class KeepGradient(Callback):
         self.gradients = {}
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.gradients = {n: p.grad.clone() for n, p in pl_module.policy.named_parameters()}
+        self.gradients = {
+            n: full(p.grad).clone()
+            for n, p in pl_module.policy.named_parameters()
+            if p.grad is not None
+        }
 
 
 def gradient(micro: int, settings: GRPOSettings | None = None) -> dict[str, torch.Tensor]:
@@ -143,13 +148,20 @@ def distilled_gradient(
     return fit(module, groups, micro)
 
 
-def fit(module, groups: list[RolloutGroup], micro: int) -> dict[str, torch.Tensor]:
+def dealt(groups: list[RolloutGroup], rank: int, ranks: int) -> list[RolloutGroup]:
+    """A rank's share, as samples are dealt."""
+    return groups[rank::ranks]
+
+
+def fit(
+    module, groups: list[RolloutGroup], micro: int, strategy="ddp", share=dealt, **trainer_settings
+) -> dict[str, torch.Tensor]:
     keep = KeepGradient()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     trainer = Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy="ddp" if ranks > 1 else "auto",
+        strategy=strategy if ranks > 1 else "auto",
         max_epochs=1,
         accumulate_grad_batches=micro,
         logger=False,
@@ -157,8 +169,9 @@ def fit(module, groups: list[RolloutGroup], micro: int) -> dict[str, torch.Tenso
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[keep],
+        **trainer_settings,
     )
-    module.loader.generate = lambda: groups[trainer.global_rank :: trainer.world_size]
+    module.loader.generate = lambda: share(groups, trainer.global_rank, trainer.world_size)
     trainer.fit(module, datamodule=Samples())
     return keep.gradients
 

@@ -13,9 +13,10 @@ LAYERS = (
     ("tools", "rewards", "data", "policy", "checkpoint"),
     ("rollout",),
     ("algorithms", "mini"),
+    ("strategies",),
     ("evaluation", "callbacks"),
-    ("runs", "training"),
-    ("viewer", "play"),
+    ("slurm", "runs", "training", "lightning_config", "lightning_cli", "command", "sweeps"),
+    ("viewer", "play", "lmms_plugin", "budget"),
 )
 """The library from the bottom up. A part imports from lower layers and its own, never upwards."""
 

@@ -9,9 +9,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
-from reframe_vl.runs import register_resolvers
+from reframe_vl.runs import IDENTITY, ConfigError, register_resolvers
 from reframe_vl.training import load_checkpoint, train
 from reframe_vl.types import CallStatus, Provenance
 
@@ -122,3 +123,32 @@ def test_checkpoints_of_all_three_kinds_load_as_the_same_policy(finished):
         assert torch.equal(parameter, weights[2][name]), name
     with pytest.raises(FileNotFoundError, match="run directory"):
         load_checkpoint(cfg, run / "nothing")
+
+
+def distillation(run, *overrides):
+    few = ["steps=1", "prompts_per_step=2", "rollouts_per_prompt=2", "evaluate=false"]
+    return composed(run, "experiment=ogmopd", *few, "evaluation.every=0", *overrides)
+
+
+@pytest.mark.parametrize(
+    "teachers, words",
+    [
+        (["teachers.spatial=nowhere"], r"^teachers\.spatial=nowhere: there is no such folder"),
+        (["teachers.spatial=5"], r"^algorithm\.teachers: teachers\.spatial is 5: give the path"),
+        ([], r"^Domain image is taught by spatial, which has no checkpoint"),
+    ],
+    ids=["nowhere", "number", "none"],
+)
+def test_a_wrong_teacher_is_told_in_a_sentence_before_the_run_takes_its_directory(
+    tmp_path, teachers, words
+):
+    given = [f"teachers.temporal={base_folder(2)}", *teachers]
+    with pytest.raises(ConfigError, match=words):
+        train(distillation(tmp_path / "run", *given))
+    assert not (tmp_path / "run" / IDENTITY).exists()
+
+
+def test_a_domain_that_does_not_occur_needs_no_teacher(tmp_path):
+    given = [f"teachers.spatial={base_folder(1)}", "+teachers.unrouted=http://127.0.0.1:9"]
+    assert train(distillation(tmp_path / "run", "data=mini_image", *given)) == {}
+    assert (tmp_path / "run" / IDENTITY).exists()

@@ -3,7 +3,8 @@
 ``resume=auto`` looks for the newest run with the same overrides: none, and a fresh one starts;
 unfinished, and it goes on; finished, and nothing is done again. The same command can therefore be
 given any number of times. ``resume=PATH`` names a run directory or a checkpoint. A run goes on only
-with the settings it was started with, and a fresh one never writes into another's directory.
+with the settings it was started with; a fresh one never writes into another's directory. The run
+of a SLURM job is named after the job, so that the same job, started again, finds it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import re
 import shlex
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
+from hydra.errors import CompactHydraException, InstantiationException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from reframe_vl import slurm
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +69,25 @@ def register_resolvers() -> None:
     """Lets configs ask for their run directory and for the shipped base checkpoints."""
     # Cached, since every look at the config must give the same time stamp.
     OmegaConf.register_new_resolver("run_dir", run_directory, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("resume_command", resume_command, replace=True)
+    OmegaConf.register_new_resolver("resume_of_job", resume_of_job, replace=True)
     OmegaConf.register_new_resolver("mini_base", _mini_base, replace=True)
+
+
+class RegisterResolvers(Callback):
+    """Registers them in a process that Hydra's launchers start, before it looks at its config."""
+
+    def __init__(self) -> None:
+        """Of the process at hand."""
+        register_resolvers()
+
+    def __reduce__(self) -> tuple[type[RegisterResolvers], tuple[()]]:
+        """It reaches the other process pickled, and is made anew there."""
+        return RegisterResolvers, ()
+
+
+def resume_of_job() -> str | None:
+    """What ``resume`` is where it is not given: a requeued SLURM job goes on with its own run."""
+    return "job" if slurm.restarted() else None
 
 
 def run_directory(
@@ -81,14 +102,15 @@ def run_directory(
     Args:
         root: The log folder.
         experiment: The experiment's name, a folder below it.
-        resume: ``auto``, a run directory, a checkpoint, or None for a fresh run.
+        resume: ``auto``, ``job``, a run directory, a checkpoint, or None for a fresh run.
         run_name: The folder's name; None makes one of the time and the overrides.
         overrides: The command line's, which tell runs apart.
     """
+    saved = [o.partition("=")[2] for o in overrides if o.startswith("config=")]
     # Absolute, since Hydra puts a relative one below a sweep's own folder.
-    folder = Path(root).absolute() / experiment
+    folder = Path(root).absolute() / (_experiment_of(saved[-1]) if saved else experiment)
     # One that does not exist is refused by ``check``: a resolver's error has no readable form.
-    if resume and resume != "auto" and (run := _run_of(Path(resume))):
+    if _names_run(resume) and (run := _run_of(Path(str(resume)))):
         return str(run.absolute())
     own = [o for o in overrides if not o.startswith(_RUN_KEYS)]
     if run_name:
@@ -96,15 +118,24 @@ def run_directory(
         return str(folder / "_".join([run_name, *(_summary(own) if sweep else [])]))
     if resume == "auto" and (found := _newest_like(folder, own)):
         return str(found)
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    job = slurm.job_name()
+    stamp = f"job_{job}" if job else datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     return str(folder / "_".join([stamp, *_summary(own)]))
 
 
-def resume_command(run: str) -> str:
+def resume_command(run: Path) -> str:
     """The command that goes on with a run: what started it, overrides included."""
-    own = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    kept = [o for o in own if not o.startswith(_RUN_KEYS)]
-    return shlex.join(["python", "src/train.py", *kept, f"resume={run}"])
+    entry, own = ["src/train.py"], []
+    if HydraConfig.initialized():
+        own = [o for o in HydraConfig.get().overrides.task if not o.startswith(_RUN_KEYS)]
+        if HydraConfig.get().job.name == "cli":
+            entry = ["src/cli.py", "fit"]
+    return shlex.join(["python", *entry, *own, f"resume={run}"])
+
+
+def _names_run(resume: str | None) -> bool:
+    """Whether ``resume`` is a path."""
+    return bool(resume) and resume not in ("auto", "job")
 
 
 # ------------------------------------------------------------------ checks
@@ -115,8 +146,41 @@ def readable_errors() -> Iterator[None]:
     """What goes wrong while a run is set up is told in a sentence, without a stack trace."""
     try:
         yield
+    except InstantiationException as error:
+        # Hydra wraps what a part says of its settings; it names the part.
+        told = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)
+        if not isinstance(error.__cause__, ValueError | OSError | RuntimeError | LookupError):
+            raise
+        raise ConfigError((f"{told[1]}: " if told else "") + _sentence(error.__cause__)) from error
     except (ValueError, TypeError, OSError, RuntimeError, LookupError) as error:
-        raise ConfigError(f"{error}" if str(error) else type(error).__name__) from error
+        raise ConfigError(_sentence(error)) from error
+
+
+def _sentence(error: Exception) -> str:
+    # A key error's text is its message in quotes.
+    message = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return message or type(error).__name__
+
+
+def check_start(cfg: DictConfig) -> None:
+    """Looks at how a run is started, before anything is loaded.
+
+    Raises:
+        ConfigError: Something that was given would have no effect.
+    """
+    hydra = HydraConfig.get()
+    if hydra.mode is RunMode.RUN and "submitit" in str(hydra.runtime.choices["hydra/launcher"]):
+        raise ConfigError(
+            f"launcher={hydra.runtime.choices['launcher']} starts the jobs of a multirun: add -m, "
+            "or submit one run with scripts/train.sbatch (docs/cluster.md)."
+        )
+    if cfg.config:
+        free = ("config=", "paths.", "hydra.", *_RUN_KEYS)
+        if other := [o for o in hydra.overrides.task if not o.startswith(free)]:
+            raise ConfigError(
+                f"{' '.join(other)} cannot be set beside config={cfg.config}, which has a value "
+                "for everything already: change it there, or give it to src/cli.py as an option."
+            )
 
 
 def check(cfg: DictConfig) -> None:
@@ -140,7 +204,12 @@ def check(cfg: DictConfig) -> None:
             raise ConfigError(f"{name}={value} must be {whole} of at least {least}.")
     if not isinstance(cfg.evaluate, bool):
         raise ConfigError(f"evaluate={cfg.evaluate} must be true or false.")
-    if cfg.resume and cfg.resume != "auto" and _run_of(Path(cfg.resume)) is None:
+    if "TORCHELASTIC_RUN_ID" in os.environ and not (cfg.run_name or _names_run(cfg.resume)):
+        raise ConfigError(
+            "torchrun started several processes, which must share one run directory: add "
+            "run_name=NAME, or resume=RUN to go on with one."
+        )
+    if _names_run(cfg.resume) and _run_of(Path(cfg.resume)) is None:
         raise ConfigError(
             f"resume={cfg.resume} is no run: it does not exist or has no {IDENTITY}. Give a run "
             f"directory below {cfg.paths.log_dir}, a file of its {CHECKPOINTS}/, or resume=auto."
@@ -154,7 +223,7 @@ def begin(cfg: DictConfig, run: Path) -> None:
         ConfigError: The directory holds a run that was not asked to go on, or another one.
     """
     path = run / IDENTITY
-    if not path.is_file():
+    if not path.is_file() or not is_first_rank():
         return
     if not cfg.resume:
         raise ConfigError(
@@ -178,6 +247,8 @@ def begin(cfg: DictConfig, run: Path) -> None:
 def claim(cfg: DictConfig, run: Path) -> None:
     """Records what a run is, once it is set up: one that never was holds no directory."""
     path = run / IDENTITY
+    if not is_first_rank():
+        return
     if not path.is_file():
         overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
         kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
@@ -196,10 +267,11 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run, by step; None before the first."""
-    paths = sorted((run / CHECKPOINTS).glob("step_*.ckpt"), reverse=True)
-    for path in paths:
-        # A file that was cut short has no archive directory at its end.
-        if zipfile.is_zipfile(path):
+    for path in sorted((run / CHECKPOINTS).glob("step_*.ckpt"), reverse=True):
+        # Loading torch takes seconds: only where there is something to read.
+        from reframe_vl.checkpoint.reading import form_of
+
+        if form_of(path) is not None:
             return path
         logger.warning("Checkpoint %s is incomplete and passed over.", path)
     return None
@@ -226,6 +298,10 @@ def lock(run: Path) -> Iterator[None]:
         ConfigError: Another process has it.
     """
     run.mkdir(parents=True, exist_ok=True)
+    if not is_first_rank():
+        # Of the run that the first one has the lock for.
+        yield
+        return
     with (run / ".lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,6 +311,15 @@ def lock(run: Path) -> Iterator[None]:
                 "resume."
             ) from None
         yield
+
+
+def is_first_rank() -> bool:
+    """Whether this is a run's first process, or the only one, by what launchers set."""
+    rank = next((os.environ[n] for n in ("RANK", "SLURM_PROCID") if n in os.environ), None)
+    if rank is None:
+        # Lightning's own launcher.
+        return all(int(os.environ.get(n, 0)) == 0 for n in ("LOCAL_RANK", "NODE_RANK"))
+    return int(rank) == 0
 
 
 # ------------------------------------------------------------------ names
@@ -247,19 +332,26 @@ def _mini_base(index: int) -> str:
     return str(base_folder(index))
 
 
+def _experiment_of(config: str) -> str:
+    """The experiment of a saved config; one that cannot be read is told of when it is read."""
+    text = Path(config).read_text() if Path(config).is_file() else ""
+    found = re.search(r"^ *experiment_name: (\w+)$", text, re.MULTILINE)
+    return found[1] if found else "saved"
+
+
 def _run_of(path: Path) -> Path | None:
     """The run directory that a path names: itself, or a checkpoint's."""
-    run = path.parent.parent if path.is_file() and path.parent.name == CHECKPOINTS else path
+    run = path.parent.parent if path.exists() and path.parent.name == CHECKPOINTS else path
     return run if (run / IDENTITY).is_file() else None
 
 
 def _newest_like(folder: Path, overrides: list[str]) -> Path | None:
-    for candidate in sorted(folder.glob("*"), reverse=True):
-        identity = candidate / IDENTITY
-        if identity.is_file():
-            theirs = json.loads(identity.read_text())["overrides"]
-            if sorted(theirs) == sorted(overrides):
-                return candidate
+    # By when they were started: names of SLURM jobs do not tell.
+    identities = sorted(folder.glob(f"*/{IDENTITY}"), key=lambda p: p.stat().st_mtime_ns)
+    for identity in reversed(identities):
+        theirs = json.loads(identity.read_text())["overrides"]
+        if sorted(theirs) == sorted(overrides):
+            return identity.parent
     return None
 
 

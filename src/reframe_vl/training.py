@@ -7,9 +7,11 @@ import logging
 import os
 import signal
 import warnings
-import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from hydra.utils import instantiate
@@ -19,11 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from reframe_vl import runs
+from reframe_vl import runs, slurm
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.graceful_stop import GracefulStop
 from reframe_vl.callbacks.rollout import RolloutCallback
+from reframe_vl.checkpoint.card import model_card
 from reframe_vl.checkpoint.export import export_policy
+from reframe_vl.checkpoint.reading import form_of, read_progress, read_weights
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.evaluation import benchmark_results
 from reframe_vl.evaluation.benchmark_report import reward_curves, write_report
@@ -33,6 +37,8 @@ from reframe_vl.evaluation.pass_at_k import pass_curve, sample_answers
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
 from reframe_vl.policy.loading import Policy
+from reframe_vl.policy.sharding import is_sharded
+from reframe_vl.strategies import DeepSpeedZeRO, check_resumable
 from reframe_vl.tools.base import close_tools
 
 logger = logging.getLogger(__name__)
@@ -48,77 +54,173 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: The run cannot be set up as configured.
         SystemExit: A signal stopped it; the run can go on.
     """
-    runs.check(cfg)
-    run = Path(cfg.paths.run_dir)
-    with runs.lock(run):
+    with open_run(cfg) as run:
+        if run.finished is not None:
+            return show(run.finished)
         with runs.readable_errors():
-            runs.begin(cfg, run)
-            logger.info("Run: %s", run)
-            finished = runs.read_results(run) if cfg.resume else None
+            prepare(cfg)
+            trainer, module, data = _assemble(cfg, run.checkpoint)
+            start(cfg, run, trainer, module, data)
+        return fit(cfg, run, trainer, module, data)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that this process works on.
+
+    Attributes:
+        folder: Its directory.
+        checkpoint: What it goes on from; None for a fresh run.
+        finished: Its results, where it has them already.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    finished: dict[str, Any] | None
+
+
+@contextmanager
+def open_run(cfg: DictConfig) -> Iterator[OpenRun]:
+    """Takes a run's directory: free, or the same run's that is to go on.
+
+    Raises:
+        ConfigError: The directory cannot be had, or holds another run.
+    """
+    runs.check(cfg)
+    folder = Path(cfg.paths.run_dir)
+    with runs.lock(folder), slurm.requeued_on_signal():
+        with runs.readable_errors():
+            runs.begin(cfg, folder)
+            logger.info("Run: %s", folder)
+            finished = runs.read_results(folder) if cfg.resume else None
             if finished is not None:
-                logger.info("This run is finished: %s", run / runs.RESULTS)
-                return show(finished)
-            checkpoint = _checkpoint(cfg, run)
-            trainer, module, data = _set_up(cfg, checkpoint)
-            runs.claim(cfg, run)
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
-        for stop in _callbacks(trainer, GracefulStop):
-            if stop.received is not None:
-                # As of a process that the signal ended: in a sweep, Hydra would start the next
-                # job, and a script would take the run for finished.
-                raise SystemExit(128 + stop.received)
-        export_policy(module.components, run / runs.POLICY)
-        if not cfg.evaluate:
-            return {}
-        try:
-            base = instantiate(cfg.model) if cfg.evaluation.base else None
-            report = evaluate(cfg, module.components, base, run / runs.RESULTS)
-            logger.info("Results: %s", run / runs.RESULTS)
-            return report
-        except KeyboardInterrupt:
-            logger.warning("Evaluation was stopped. To do it: %s", runs.resume_command(str(run)))
-            raise SystemExit(128 + signal.SIGINT) from None
+                logger.info("This run is finished: %s", folder / runs.RESULTS)
+            checkpoint = None if finished else _checkpoint(cfg, folder)
+        yield OpenRun(folder, checkpoint, finished)
 
 
-def _set_up(
-    cfg: DictConfig, checkpoint: Path | None
-) -> tuple[Trainer, PolicyModule, SampleDataModule]:
-    """Everything that training needs, the model last: what is wrong is told before it loads."""
+def prepare(cfg: DictConfig) -> None:
+    """What comes before anything of a run is made: seeds, threads, and less of others' output.
+
+    Raises:
+        ValueError: The final table asks for an arm that there is not.
+    """
     # Lightning's lines say what is known here, or advertise.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     disable_progress_bar()
     # Lightning's own use of torch, which nobody here can change.
     warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec")
+    # The module opens the loader's batches, whatever data there are.
+    warnings.filterwarnings("ignore", message=r"You have overridden `on_before_batch_transfer`")
     seed_everything(cfg.seed, verbose=False)
     torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
     named_arms(cfg.evaluation.arms)
+
+
+def _assemble(
+    cfg: DictConfig, checkpoint: Path | None
+) -> tuple[Trainer, PolicyModule, SampleDataModule]:
+    """Everything that training needs, the model last: what is wrong is told before it loads."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     data: SampleDataModule = instantiate(cfg.data)
-    loggers = _loggers(cfg, checkpoint)
-    trainer: Trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
-    module: PolicyModule = instantiate(cfg.algorithm)(policy=instantiate(cfg.model))
+    purge = purged(checkpoint)
+    loggers = [instantiate(node, **purge) for node in (cfg.logger or {}).values()]
+    # Beside its own plugins; none of both is no setting.
+    plugins = [*(instantiate(cfg.trainer.get("plugins")) or []), *slurm.plugins()] or None
+    trainer: Trainer = instantiate(
+        cfg.trainer, callbacks=callbacks, logger=loggers, plugins=plugins
+    )
+    return trainer, instantiate(cfg.algorithm)(policy=instantiate(cfg.model)), data
+
+
+def start(
+    cfg: DictConfig, run: OpenRun, trainer: Trainer, module: PolicyModule, data: SampleDataModule
+) -> None:
+    """Makes sure that the parts fit, and records what the run is.
+
+    Raises:
+        ValueError: The algorithm needs larger groups than are played, or cannot begin.
+    """
     for rollouts in _callbacks(trainer, RolloutCallback):
         rollouts.check_group(module)
-    if checkpoint is not None:
-        logger.info("Going on from %s", checkpoint)
-    return trainer, module, data
+    module.check_start(data)
+    if run.checkpoint is not None:
+        check_resumable(trainer.strategy, run.checkpoint)
+        logger.info("Going on from %s", run.checkpoint)
+    runs.claim(cfg, run.folder)
 
 
-def _loggers(cfg: DictConfig, checkpoint: Path | None) -> list[Any]:
-    """Loggers that hide what an earlier attempt wrote after the checkpoint."""
-    purge: dict[str, Any] = {}
-    if checkpoint is not None:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=False)
-        purge = {"purge_step": state["epoch"] + 1}
-    return [instantiate(node, **purge) for node in (cfg.logger or {}).values()]
+def fit(
+    cfg: DictConfig, run: OpenRun, trainer: Trainer, module: PolicyModule, data: SampleDataModule
+) -> dict[str, Any]:
+    """Trains, exports the policy, and evaluates it.
+
+    Returns:
+        The final results; empty where evaluation is off.
+
+    Raises:
+        SystemExit: A signal stopped it; the run can go on.
+    """
+    trainer.fit(module, datamodule=data, ckpt_path=run.checkpoint, weights_only=False)
+    for stop in _callbacks(trainer, GracefulStop):
+        if stop.received is not None:
+            _stopped(stop.received, trainer.current_epoch, run.folder)
+    policy = module.components
+    if isinstance(trainer.strategy, DeepSpeedZeRO):
+        if not trainer.is_global_zero:
+            return {}
+        # DeepSpeed's own parts are let go by now: the last checkpoint has them.
+        policy = load_checkpoint(cfg, run.folder)
+    export_policy(
+        policy, run.folder / runs.POLICY, _card(cfg, trainer), writes=trainer.is_global_zero
+    )
+    if not cfg.evaluate or not trainer.is_global_zero:
+        return {}
+    try:
+        if is_sharded(policy.model):
+            policy = load_checkpoint(cfg, run.folder / runs.POLICY)
+        base = instantiate(cfg.model) if cfg.evaluation.base else None
+        report = evaluate(cfg, policy, base, run.folder / runs.RESULTS)
+        logger.info("Results: %s", run.folder / runs.RESULTS)
+        return report
+    except KeyboardInterrupt:
+        logger.warning("Evaluation was stopped. To do it: %s", runs.resume_command(run.folder))
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _card(cfg: DictConfig, trainer: Trainer) -> str:
+    """What is said of a run's model to whoever finds it."""
+    numbers = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return model_card(
+        str(cfg.model.path), OmegaConf.to_yaml(cfg, resolve=True), trainer.current_epoch, numbers
+    )
+
+
+def _stopped(received: signal.Signals, steps: int, folder: Path) -> NoReturn:
+    """Ends the process as one that the signal ended, after saving; in SLURM it is started again.
+
+    In a sweep, Hydra would start the next job otherwise, and a script take the run for finished.
+    """
+    logger.warning("%s: stopped after %d steps.", received.name, steps)
+    if not (slurm.asks_for_requeue(received) and slurm.requeue()):
+        logger.warning("To go on: %s", runs.resume_command(folder))
+    raise SystemExit(128 + received)
+
+
+def purged(checkpoint: Path | None) -> dict[str, Any]:
+    """The setting of a logger that hides what an earlier attempt wrote after the checkpoint."""
+    if checkpoint is None:
+        return {}
+    return {"purge_step": read_progress(checkpoint)["epoch"] + 1}
 
 
 def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
     if not cfg.resume:
         return None
     named = Path(cfg.resume)
-    return named if named.is_file() else runs.latest_checkpoint(run)
+    chosen = named.parent.name == runs.CHECKPOINTS and form_of(named) is not None
+    return named if chosen else runs.latest_checkpoint(run)
 
 
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:
@@ -128,11 +230,21 @@ def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:
 # ------------------------------------------------------------------ evaluation
 
 
-def evaluate(cfg: DictConfig, policy: Policy, base: Policy | None, path: Path) -> dict[str, Any]:
-    """Evaluates a policy, and a base beside it, and writes and prints the results."""
+def evaluate(
+    cfg: DictConfig, policy: Policy, base: Policy | None, path: Path, limit: int | None = None
+) -> dict[str, Any]:
+    """Evaluates a policy, and a base beside it, and writes and prints the results.
+
+    Args:
+        cfg: The whole config.
+        policy: Evaluated.
+        base: Evaluated beside it, where there is one.
+        path: Of the results.
+        limit: The first so many items; None: all.
+    """
     settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
     data: SampleDataModule = instantiate(cfg.data)
-    samples, conflict = data.evaluation_samples(), data.conflict_samples()
+    samples, conflict = data.evaluation_samples(limit), data.conflict_samples(limit)
     logger.info("Evaluating on %d items", len(samples))
     try:
         played = [
@@ -228,18 +340,25 @@ def load_checkpoint(cfg: DictConfig, path: Path) -> Policy:
         return loaded
     if path.is_dir() and (latest := runs.latest_checkpoint(path)):
         path = latest
-    if not path.is_file() or not zipfile.is_zipfile(path):
+    if form_of(path) is None:
         raise FileNotFoundError(
-            f"No checkpoint at {path}: give a run directory, a folder with config.json, or a "
-            "complete .ckpt file."
+            f"No checkpoint at {path}: give a run directory, a folder with config.json, or one of "
+            "a run's complete checkpoints."
         )
     policy: Policy = instantiate(cfg.model)
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    weights = {name.removeprefix("policy."): value for name, value in state.items()}
+    weights = read_weights(path)
     known = {name: value.shape for name, value in policy.model.state_dict().items()}
     if not {name: value.shape for name, value in weights.items()}.items() <= known.items():
         raise ValueError(
             f"{path} does not fit {policy.path}: set model to what it was trained from."
         )
+    trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
+    if missing := sorted(trained - weights.keys()):
+        raise ValueError(
+            f"{path} lacks parameters that model trains, {len(missing)} in all (first: "
+            f"{missing[0]}), which would stay as they are in the base: set model to what it was "
+            "trained with, lora and freeze_vision included, or give another checkpoint."
+        )
+    # Frozen parameters are the base's.
     policy.model.load_state_dict(weights, strict=False)
     return policy

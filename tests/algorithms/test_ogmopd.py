@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from one_step import TEACHERS, assert_same, distilled_gradient, distilled_groups
-from reframe_vl.algorithms.ogmopd import DistillationSettings
+from one_step import (
+    SGD,
+    TEACHERS,
+    assert_same,
+    distilled_gradient,
+    distilled_groups,
+    fit,
+    fixed_groups,
+    tiny_policy,
+)
+from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
+from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
+from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.types import Provenance, Termination
 from tiny import sampling, tiny_model
 
@@ -108,6 +119,8 @@ def test_two_gloo_ranks_have_the_gradient_of_one_big_batch(whole, tmp_path):
     [
         ({"eps_low": 1.5}, "must hold 1"),
         ({"injected_weight": -1}, "0 or more"),
+        ({"injected_weight": float("inf")}, "finite number"),
+        ({"outcome_weight": float("nan")}, "finite number"),
         ({"updates": 0}, "at least 1"),
         ({"outcome_weight": 1.0, "divergence": "full"}, "divergence=sampled"),
     ],
@@ -115,3 +128,59 @@ def test_two_gloo_ranks_have_the_gradient_of_one_big_batch(whole, tmp_path):
 def test_settings_that_cannot_work_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         DistillationSettings(**settings)
+
+
+def damage(model):
+    with torch.no_grad():
+        model.base.lm_head.weight[7, 0] = torch.nan
+    return model
+
+
+def fails_before_any_update(module, groups, **told):
+    """Trains, which must fail and leave the policy as it was."""
+    before = {n: p.detach().clone() for n, p in module.policy.named_parameters()}
+    with pytest.raises(told["error"], match=told["match"]):
+        fit(module, groups, 2)
+    for name, parameter in module.policy.named_parameters():
+        assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
+
+
+@pytest.mark.parametrize("form", ["sampled", "full", "top_k"])
+@pytest.mark.parametrize("self_check", [True, False])
+def test_a_teacher_that_is_not_finite_is_named_before_any_update(form, self_check):
+    policy = tiny_policy()
+    teachers = Teachers({"a": "sound", "b": "damaged"}, {"image": "a", "video": "b"})
+    teachers.add("a", FrozenModel(tiny_model("qwen3_vl", seed=1), policy.model))
+    teachers.add("b", FrozenModel(damage(tiny_model("qwen3_vl", seed=2)), policy.model))
+    settings = DistillationSettings(divergence=form, self_check=self_check)
+    module = OGMOPD(teachers, settings, policy=policy, optimizer=SGD)
+    with torch.no_grad():
+        groups = distilled_groups(policy.model, sampling())
+    words = r"Teacher b \(teachers\.b=damaged\) gives log-probs of domain video that are NaN"
+    fails_before_any_update(module, groups, error=ValueError, match=words)
+
+
+def test_a_student_that_is_not_finite_is_not_blamed_on_the_program_or_a_teacher():
+    for settings, error, match in (
+        (DistillationSettings(), ValueError, "The student gives log-probs that are NaN"),
+        (DistillationSettings(self_check=False), FloatingPointError, "loss of step 0 is nan"),
+        (DistillationSettings(divergence="full"), FloatingPointError, "loss of step 0 is nan"),
+    ):
+        policy = tiny_policy()
+        teachers = Teachers({"a": "x"}, {"image": "a", "video": "a"})
+        teachers.add("a", FrozenModel(tiny_model("qwen3_vl", seed=1), policy.model))
+        with torch.no_grad():
+            groups = distilled_groups(policy.model, sampling())
+        damage(policy.model)
+        module = OGMOPD(teachers, settings, policy=policy, optimizer=SGD)
+        fails_before_any_update(module, groups, error=error, match=match)
+
+
+def test_a_loss_that_is_no_number_ends_training_before_the_update():
+    policy = tiny_policy()
+    groups = fixed_groups(policy.model, sampling())
+    damage(policy.model)
+    module = GDGRPO(GRPOSettings(), policy=policy, optimizer=SGD)
+    fails_before_any_update(
+        module, groups, error=FloatingPointError, match="training ends before this"
+    )

@@ -4,10 +4,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from one_step import SGD, assert_same, fit, fixed_groups, tiny_policy
+from one_step import SGD, NoImage, assert_same, fit, fixed_groups, tiny_policy
+from reframe_vl.algorithms.batching import Ranks
 from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
 from reframe_vl.algorithms.selection import Selection, overran, right_pushed_down, select
-from reframe_vl.types import Rollout, RolloutKey, Sampling, Termination
+from reframe_vl.types import (
+    Answer,
+    Modality,
+    Rollout,
+    RolloutGroup,
+    RolloutKey,
+    Sample,
+    Sampling,
+    Termination,
+)
 from tiny import sampling
 
 
@@ -109,9 +119,24 @@ def test_keeping_nothing_is_refused():
         Selection(0)
 
 
-def test_ranks_that_cannot_share_are_refused():
-    with pytest.raises(ValueError, match="multiple of 2"):
-        Selection(3).apply([], 2)
+def test_ranks_choose_from_all_groups_as_one_that_had_them_all():
+    rewards = [[0, 1], [0, 3], [0, 2], [1, 1], [0, 5]]
+    asked = Sample("s", Modality.IMAGE, NoImage(), "?", Answer("open", "x"))
+
+    def groups():
+        return [RolloutGroup(asked, [rollout(float(r), 0.5) for r in row]) for row in rewards]
+
+    def kept(part):
+        return [[r.advantage for r in group.rollouts] for group in part]
+
+    one = groups()
+    numbers = Selection(3).apply(one)
+    tables = [[[(float(r), True) for r in row] for row in rewards[rank::2]] for rank in range(2)]
+    for rank in range(2):
+        part = groups()[rank::2]
+        found = Selection(3).apply(part, Ranks(rank, lambda own: tables))
+        assert found["kept_groups"] == numbers["kept_groups"] == 3
+        assert kept(part) == kept(one)[rank::2]
 
 
 SETTINGS = {"subgroups": False, "scale": "none"}

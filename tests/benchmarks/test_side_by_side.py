@@ -23,6 +23,13 @@ def test_a_failure_tells_its_output_and_does_not_stop_the_others(tmp_path, capsy
         work("c", Children())
 
 
+def test_a_child_takes_the_library_of_its_own_tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere/src")
+    log = tmp_path / "log"
+    Children().run([sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], log)
+    assert log.read_text().split() == [f"{common.ROOT / 'src'}:/elsewhere/src"]
+
+
 def test_nothing_is_begun_after_the_time_is_up_or_a_stop(tmp_path):
     begun = []
     assert work_off(["a", "b"], lambda name, children: begun.append(name), jobs=1, minutes=-1)

@@ -1,5 +1,6 @@
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def module_of(base, lora=None):
 
 class FakeTrainer(Trainer):
     current_epoch, max_epochs, should_stop, is_global_zero = 0, 4, False, True
+    callback_metrics = MappingProxyType({})
 
     def __init__(self, *callbacks):
         self.callbacks = list(callbacks)
@@ -86,7 +88,7 @@ def test_f03_without_others_the_policy_is_written_with_its_adapters_merged(folde
 
 def test_an_early_end_is_merged_and_a_stop_by_a_signal_is_not(folders, tmp_path):
     module = module_of(folders[0])
-    stop = GracefulStop("hint")
+    stop = GracefulStop()
     callback = CheckpointMerge([], folders[0], tmp_path / "merged", MergeSettings())
     trainer = FakeTrainer(stop)
     trainer.should_stop, trainer.max_epochs = True, 9

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.evaluation import EvaluationCallback
@@ -13,6 +14,7 @@ from reframe_vl.rollout.settings import RolloutSettings
 
 class FakeTrainer(Trainer):
     current_epoch, is_global_zero = 0, True
+    strategy = SingleDeviceStrategy()
 
     def __init__(self, epoch, zero=True):
         self.current_epoch, self.is_global_zero = epoch, zero

@@ -4,6 +4,7 @@ import logging
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from one_step import fixed_groups
 from reframe_vl.algorithms.module import PolicyModule
@@ -37,6 +38,7 @@ class Fake(PolicyModule):
 
 class FakeTrainer(Trainer):
     current_epoch, should_stop, callback_metrics = 0, False, None
+    strategy = SingleDeviceStrategy()
 
     def __init__(self, metrics):
         self.callback_metrics = metrics

@@ -1,7 +1,9 @@
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,6 +215,47 @@ def test_folders_that_cannot_be_read_are_refused_by_name(made, tmp_path):
     (quantised / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="quantised"):
         merged((base, quantised), tmp_path / "out")
+
+
+def test_checkpoints_with_other_tokens_are_refused(made, tmp_path):
+    base, one, two = made
+    other = changed(one, tmp_path / "other", keep)
+    settings = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = settings["model"]["vocab"]
+    first, second, *_ = vocabulary
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"The token .* in {other} and .* in {base}"):
+        merged((base, two, other), tmp_path / "out")
+    # Weights alone say nothing of tokens.
+    (other / "tokenizer.json").unlink()
+    merged((base, two, other), tmp_path / "out")
+
+
+def test_the_output_may_not_lie_inside_what_is_merged(made, tmp_path):
+    base, one, _ = made
+    mine = changed(one, tmp_path / "mine", keep)
+    before = sorted(mine.rglob("*"))
+    with pytest.raises(ValueError, match=f"lies inside {mine}"):
+        merged((base, mine), mine / "deep" / "out")
+    assert sorted(mine.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"weights": ["a", "b"]}, "must be a list of numbers"),
+        ({"weights": 0.5}, "must be a list of numbers"),
+        ({"weights": "0.5"}, "must be a list of numbers"),
+        ({"weights": [1, None]}, "must be a list of numbers"),
+        ({"weights": [True, 1]}, "must be a list of numbers"),
+        ({"density": "a"}, "density=a must be a number"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_told_in_a_sentence(settings, words):
+    # As they come from a command, whatever their types.
+    with pytest.raises(ValueError, match=words):
+        MergeSettings.__post_init__(SimpleNamespace(**{**asdict(MergeSettings()), **settings}))
 
 
 def memory(field):

@@ -134,3 +134,15 @@ def test_f02_an_adapter_of_one_end_of_a_tie_is_refused(tmp_path):
     _, folder = adapter_of(untied, tmp_path / "adapter", target_modules=["lm_head"])
     with pytest.raises(ValueError, match="would change both"):
         merged((base, folder), tmp_path / "out")
+
+
+def test_an_adapter_of_another_base_is_refused_by_name(tmp_path):
+    one = base_folder(tmp_path / "one")
+    other = base_folder(tmp_path / "other")
+    _, folder = adapter_of(one, tmp_path / "adapter")
+    with pytest.raises(ValueError, match=rf"was trained on {one}, and the base is {other}"):
+        merged((other, folder), tmp_path / "out")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = "someone/other"
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    merged((other, folder), tmp_path / "out")

@@ -91,6 +91,43 @@ def test_a_path_without_a_checkpoint_is_refused_before_anything_is_written(made,
     assert not list(tmp_path.iterdir())
 
 
+def test_f11_a_checkpoint_of_a_run_must_hold_all_that_is_trained(run):
+    [file] = (run / "checkpoints").iterdir()
+    checkpoint = torch.load(file, weights_only=True)
+    lost = next(name for name in checkpoint["state_dict"] if "lora_B" in name)
+    del checkpoint["state_dict"][lost]
+    torch.save(checkpoint, file)
+    with pytest.raises(ValueError, match="lacks parameters that model trains, 1 in all"):
+        load_checkpoint(OmegaConf.load(run / "config.yaml"), run)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"checkpoints": None}, "give a list of paths"),
+        ({"checkpoints": [None]}, "give a list of paths"),
+        ({"checkpoints": [1, 2]}, "give a list of paths"),
+        ({"base": True}, "the number of a shipped base"),
+        ({"base": None}, "the number of a shipped base"),
+        ({"output": None}, "give the path of the folder"),
+    ],
+)
+def test_what_is_no_path_is_told_in_a_sentence(made, tmp_path, given, words):
+    cfg = composed("merge", base=str(made[0]), checkpoints=[str(made[1])], output=str(tmp_path))
+    for name, value in given.items():
+        cfg[name] = value
+    with pytest.raises(ValueError, match=words):
+        merge(cfg)
+
+
+def test_one_checkpoint_needs_no_list(made, tmp_path):
+    merge(
+        composed("merge", base=str(made[0]), checkpoints=str(made[1]), output=str(tmp_path / "o"))
+    )
+    for name, tensor in weights(made[1]).items():
+        assert torch.equal(weights(tmp_path / "o")[name], tensor)
+
+
 def test_what_is_not_given_is_told_in_a_sentence(tmp_path):
     command = [sys.executable, str(ROOT / "src" / "merge.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -120,3 +120,30 @@ def test_labels_that_do_not_fit_the_values_are_refused():
         hierarchical_interval(np.zeros(3), ["a", "b"])
     with pytest.raises(ValueError, match="at least one value"):
         hierarchical_interval(np.zeros(0), [])
+
+
+def test_media_are_drawn_within_each_set_and_sets_count_the_same():
+    rng = np.random.default_rng(0)
+    # The sets differ by far more than their items do: drawing from one pool would show that.
+    values = np.concatenate([rng.normal(0, 0.1, 40), rng.normal(10, 0.1, 160)])
+    media, strata = list(range(200)), ["image"] * 40 + ["video"] * 160
+    found = hierarchical_interval(values, media, strata=strata)
+    assert found.value == pytest.approx((values[:40].mean() + values[40:].mean()) / 2)
+    errors = [part.std() / np.sqrt(len(part)) for part in (values[:40], values[40:])]
+    width = 2 * 1.96 * np.hypot(*errors) / 2
+    assert found.high - found.low == pytest.approx(width, rel=0.15)
+    pooled = hierarchical_interval(values, media)
+    assert pooled.high - pooled.low > 10 * width
+
+
+def test_one_set_changes_nothing():
+    values, media, bases, seeds = crossed_runs(np.random.default_rng(0), 2, 2, 8, 1)
+    alone = hierarchical_interval(values, media, bases=bases, seeds=seeds)
+    assert alone == hierarchical_interval(
+        values, media, bases=bases, seeds=seeds, strata=["all"] * len(values)
+    )
+
+
+def test_a_run_without_values_in_a_set_is_refused():
+    with pytest.raises(ValueError, match="no value in one of the sets"):
+        hierarchical_interval(np.zeros(3), "abc", bases=[0, 0, 1], strata=["a", "b", "a"])

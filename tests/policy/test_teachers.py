@@ -1,17 +1,21 @@
 """Teachers score what the student wrote, whatever hosts them, and leave the student alone."""
 
 import copy
+import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.loading import LoRASettings, Policy, load_policy
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.score import score
-from reframe_vl.policy.teachers import FrozenModel, Teachers, check_tokens
+from reframe_vl.policy.teacher_folders import check_tokens
+from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.policy.visual_cache import VisualCache
 from reframe_vl.tools.codec import codec_for
 from tiny import random_context, sampling, tiny_model, tokenizer
@@ -75,15 +79,62 @@ def test_a_domain_without_a_teacher_is_named():
     teachers = Teachers({"spatial": "x", "temporal": "y"}, ROUTES)
     with pytest.raises(KeyError, match="'audio' has no teacher"):
         teachers.of("audio")
-    with pytest.raises(ValueError, match=r"teachers\.temporal=PATH"):
-        Teachers({"spatial": "x", "temporal": None}, ROUTES)
+    teachers = Teachers({"spatial": "x", "temporal": None}, ROUTES)
+    with pytest.raises(KeyError, match=r"teachers\.temporal=PATH"):
+        teachers.of("video")
 
 
-def test_a_path_without_a_checkpoint_is_named(tmp_path):
-    teachers = Teachers({"spatial": str(tmp_path), "temporal": str(tmp_path)}, ROUTES)
+def test_a_teacher_is_needed_only_where_its_domain_occurs():
+    """A domain without one is told of before training, where it is known to occur."""
     student = Policy(tiny_model("qwen3_vl"), tokenizer(), codec_for("qwen3_vl"), "tiny")
-    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
-        teachers.load(student)
+    teachers = Teachers({"spatial": str(base_folder(0)), "temporal": None}, {"video": "temporal"})
+    teachers.check(student, {})
+    with pytest.raises(KeyError, match=r"Domain video .* teachers\.temporal=PATH"):
+        teachers.check(student, {"video"})
+
+
+def spatial(path, hosting="models"):
+    """What checking a teacher at a path says; it needs no model."""
+    student = load_student()
+    with pytest.raises((ValueError, FileNotFoundError)) as told:
+        Teachers({"spatial": path}, {"image": "spatial"}, hosting=hosting).check(student)
+    return str(told.value)
+
+
+def load_student():
+    return load_policy(base_folder(0), lora=LoRASettings(rank=2))
+
+
+def test_what_is_wrong_with_a_path_is_told_without_loading_a_model(tmp_path, monkeypatch):
+    student = load_student()
+    monkeypatch.setattr("reframe_vl.policy.teachers.load_policy", None)
+    monkeypatch.setitem(globals(), "load_student", lambda: student)
+    nowhere = str(tmp_path / "nowhere")
+    assert spatial(nowhere).startswith(f"teachers.spatial={nowhere}: there is no such folder.")
+    assert "has no config.json" in spatial(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "hosting=adapters" in spatial(str(tmp_path))
+    assert "no adapter_model.safetensors" in spatial(str(tmp_path), "adapters")
+    (tmp_path / "config.json").write_text("{}")
+    assert "no model.safetensors" in spatial(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert "has no tokenizer.json" in spatial(str(tmp_path))
+    (tmp_path / "step_000003.ckpt").touch()
+    assert "method=consolidate" in spatial(str(tmp_path / "step_000003.ckpt"))
+    with pytest.raises(ValueError, match=r"teachers\.spatial is 5: give the path"):
+        Teachers({"spatial": 5}, {"image": "spatial"})
+
+
+def test_c19_other_tokens_are_told_without_loading_a_model(tmp_path):
+    folder = tmp_path / "teacher"
+    shutil.copytree(base_folder(1), folder)
+    file = folder / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    vocabulary = settings["model"]["vocab"]
+    one, two, *_ = vocabulary
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    file.write_text(json.dumps(settings))
+    assert "both need one tokenizer" in spatial(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +209,32 @@ def test_an_adapter_of_another_base_is_refused_and_one_named_default_harms_nobod
     assert any(abs(a - b).max() > 1e-3 for a, b in zip(found, before, strict=True))
     for mine, expected in zip(log_probs(student.model, given, how), before, strict=True):
         np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("lora", [None, LoRASettings(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("which", ["spatial", "temporal"], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda n, _: n.replace("language_model.", ""), "lacks weights that its settings promise"),
+        (lambda n, i: n if "lora_A" in n or i % 4 < 2 else None, "lacks weights"),
+        (lambda n, i: n if i else [n, n.replace("layers.0", "layers.9")], "has weights that the"),
+    ],
+    ids=["old_prefix", "half_of_b", "more"],
+)
+def test_f13_an_adapter_that_fits_in_part_or_not_at_all_is_refused(
+    adapters, tmp_path, lora, which, damage, words
+):
+    folders = dict(adapters[0])
+    damaged = tmp_path / which
+    shutil.copytree(folders[which], damaged)
+    file, kept = damaged / "adapter_model.safetensors", {}
+    for at, (name, tensor) in enumerate(sorted(load_file(file).items())):
+        names = damage(name, at)
+        for new in names if isinstance(names, list) else [names]:
+            if new is not None:
+                kept[new] = tensor.clone()
+    save_file(kept, file, {"format": "pt"})
+    student = load_policy(base_folder(0), lora=lora)
+    with pytest.raises(ValueError, match=f"teacher {which} in {damaged} {words}"):
+        Teachers(folders | {which: str(damaged)}, ROUTES, hosting="adapters").load(student)

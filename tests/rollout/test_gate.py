@@ -1,6 +1,7 @@
 """The observation gate: which calls give way, and what stands in the context afterwards."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -296,3 +297,10 @@ def test_the_gate_follows_its_definition(places, asked, threshold):
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match=r"gate\."):
         Gate(**settings)
+
+
+@pytest.mark.parametrize("budget", [0.5, True, "two"])
+def test_a_budget_that_is_no_whole_number_is_refused(budget):
+    settings = SimpleNamespace(threshold=0.5, probability=1.0, budget=budget)
+    with pytest.raises(ValueError, match="whole number of 0 or more"):
+        Gate.__post_init__(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,43 @@ from reframe_vl.types import (
 Counts = tuple[int, int]
 """Two counts of an optimiser step that are summed over ranks: (trained tokens, rollouts), or for
 distillation (sampled tokens, injected tokens)."""
-Reduce = Callable[[list[Counts]], list[Counts]]
 Bins = list[list[RolloutGroup]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that share a step, as one of them sees them.
+
+    Attributes:
+        number: This one's.
+        gather: Brings the same small object of all ranks together.
+    """
+
+    number: int = 0
+    gather: Callable[[Any], list[Any]] = lambda own: [own]
+
+    def in_order(self, own: Sequence[T]) -> tuple[list[T], list[int]]:
+        """What all ranks have, as if one had it all, and where this one's is.
+
+        A step's samples are dealt to the ranks in turn.
+        """
+        everyone = self.gather(list(own))
+        places = sorted((i, rank) for rank, one in enumerate(everyone) for i in range(len(one)))
+        mine = [at for at, (_, rank) in enumerate(places) if rank == self.number]
+        return [everyone[rank][i] for i, rank in places], mine
+
+    def total(self, counts: list[Counts]) -> list[Counts]:
+        """Adds counts up over the ranks."""
+        return [
+            (sum(first), sum(second))
+            for first, second in (
+                zip(*same, strict=True) for same in zip(*self.gather(counts), strict=True)
+            )
+        ]
+
+
+ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -54,7 +90,7 @@ def micro_batches(
     sampling: Sampling,
     plan: BatchPlan,
     step: int,
-    all_reduce: Reduce = list,
+    ranks: Ranks = ALONE,
 ) -> list[MicroBatch]:
     """Splits a step's rollouts into U times K micro-batches.
 
@@ -67,10 +103,10 @@ def micro_batches(
         sampling: The distribution the tokens were drawn from.
         plan: How to split.
         step: The reinforcement-learning step.
-        all_reduce: Sums the updates' counts over ranks.
+        ranks: That have the other groups of the step.
     """
-    updates = _updates(groups, plan.num_updates, plan.num_micro, _policy_gradient_contexts)
-    counts = all_reduce([_count([g for part in update for g in part]) for update in updates])
+    updates = _updates(groups, plan.num_updates, plan.num_micro, _policy_gradient_contexts, ranks)
+    counts = ranks.total([_count([g for part in update for g in part]) for update in updates])
     return [
         MicroBatch(
             _items(part, plan, total_tokens, num_rollouts), sampling, plan.num_micro, step, update
@@ -80,6 +116,11 @@ def micro_batches(
         )
         for part in parts
     ]
+
+
+def sampling_of(groups: Sequence[RolloutGroup]) -> Sampling:
+    """The distribution that a step's tokens were drawn from; any, for a rank that drew none."""
+    return groups[0].rollouts[0].sampling if groups else Sampling()
 
 
 def trained_rollouts(groups: Sequence[RolloutGroup]) -> list[Rollout]:
@@ -118,7 +159,7 @@ def distillation_batches(
     num_micro: int,
     injected_weight: float,
     step: int,
-    all_reduce: Reduce = list,
+    ranks: Ranks = ALONE,
 ) -> list[MicroBatch]:
     """Splits a step's rollouts for OG-MOPD (docs/method.md, 1.2), as ``micro_batches`` does.
 
@@ -132,12 +173,12 @@ def distillation_batches(
         num_micro: K.
         injected_weight: Lambda_br; at 0 injected tokens take no part.
         step: The reinforcement-learning step.
-        all_reduce: Sums the updates' counts over ranks.
+        ranks: That have the other groups of the step.
     """
-    updates = _updates(groups, num_updates, num_micro, _distilled_contexts)
+    updates = _updates(groups, num_updates, num_micro, _distilled_contexts, ranks)
     items = [[_distillation_items(part) for part in update] for update in updates]
     flat = [np.concatenate([np.zeros(0, np.bool_), *_injected(update)]) for update in items]
-    counts = all_reduce([(int((~mask).sum()), int(mask.sum())) for mask in flat])
+    counts = ranks.total([(int((~mask).sum()), int(mask.sum())) for mask in flat])
     for (sampled, injected), update in zip(counts, items, strict=True):
         shares = (1 / max(sampled, 1), injected_weight / max(injected, 1))
         for item in (item for part in update for item in part):
@@ -204,22 +245,36 @@ def _updates(
     num_updates: int,
     num_micro: int,
     contexts: Callable[[RolloutGroup], list[Context]],
+    ranks: Ranks,
 ) -> list[Bins]:
-    """The groups of each update's micro-batches."""
+    """The groups of each update's micro-batches.
+
+    Which update a group is in does not depend on how many ranks there are.
+    """
     costs = [scored_tokens(contexts(group)) for group in groups]
-    bins = _balance(groups, costs, num_updates * num_micro)
-    return [bins[u * num_micro : (u + 1) * num_micro] for u in range(num_updates)]
+    parts = [list(range(len(groups)))]
+    if num_updates > 1:
+        everyone, mine = ranks.in_order(costs)
+        own = {at: i for i, at in enumerate(mine)}
+        parts = [[own[at] for at in part if at in own] for part in _balance(everyone, num_updates)]
+    return [
+        [
+            [groups[part[i]] for i in chosen]
+            for chosen in _balance([costs[i] for i in part], num_micro)
+        ]
+        for part in parts
+    ]
 
 
-def _balance(groups: Sequence[RolloutGroup], costs: Sequence[int], num_bins: int) -> Bins:
-    """Costliest first into the emptiest bin; groups keep their order inside a bin."""
+def _balance(costs: Sequence[int], num_bins: int) -> list[list[int]]:
+    """Costliest first into the emptiest bin; numbers are in order inside a bin."""
     loads = [0] * num_bins
     members: list[list[int]] = [[] for _ in range(num_bins)]
-    for index in sorted(range(len(groups)), key=lambda i: -costs[i]):
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
         target = min(range(num_bins), key=lambda b: (loads[b], len(members[b])))
         loads[target] += costs[index]
         members[target].append(index)
-    return [[groups[i] for i in sorted(chosen)] for chosen in members]
+    return [sorted(chosen) for chosen in members]
 
 
 def _items(

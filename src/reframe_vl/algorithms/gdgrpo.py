@@ -21,7 +21,7 @@ from reframe_vl.algorithms.advantages import (
     drop_subgroup_advantages,
     group_advantages,
 )
-from reframe_vl.algorithms.batching import BatchPlan, micro_batches, tokens_of
+from reframe_vl.algorithms.batching import BatchPlan, micro_batches, sampling_of, tokens_of
 from reframe_vl.algorithms.losses import (
     Importance,
     KLEstimator,
@@ -108,8 +108,8 @@ class GDGRPO(PolicyModule):
         for group in groups:
             self._assign_advantages(group)
         if self.settings.selection:
-            self._selected = self.settings.selection.apply(groups, self.trainer.world_size)
-        sampling = groups[0].rollouts[0].sampling
+            self._selected = self.settings.selection.apply(groups, self.ranks)
+        sampling = sampling_of(groups)
         plan = BatchPlan(
             self.num_updates,
             self.trainer.accumulate_grad_batches,
@@ -118,11 +118,10 @@ class GDGRPO(PolicyModule):
             # A zero advantage still pulls towards the reference where there is one.
             skip_zero_advantage=not self.needs_reference,
         )
-        batches = micro_batches(groups, sampling, plan, self.step, self.sum_over_ranks)
+        batches = micro_batches(groups, sampling, plan, self.step, self.ranks)
         if self.num_updates > 1 or self.needs_reference:
             with self.scoring():
-                for batch in batches:
-                    self._score_before_updates(batch)
+                self._score_before_updates(batches)
         return batches
 
     def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
@@ -202,15 +201,14 @@ class GDGRPO(PolicyModule):
         self.log_step({f"selection/{name}": value for name, value in self._selected.items()})
         super().on_train_epoch_end()
 
-    def _score_before_updates(self, batch: MicroBatch) -> None:
-        contexts = [item.context for item in batch.items]
-        if not contexts:
-            return
+    def _score_before_updates(self, batches: list[MicroBatch]) -> None:
         if self.num_updates > 1:
-            self._keep(batch.items, "old_logprobs", self.policy, batch)
+            for batch in batches:
+                self._keep(batch.items, "old_logprobs", self.policy, batch)
         if self.needs_reference:
             with self.reference_policy() as reference:
-                self._keep(batch.items, "ref_logprobs", reference, batch)
+                for batch in batches:
+                    self._keep(batch.items, "ref_logprobs", reference, batch)
 
     def _keep(self, items: list[TrainItem], name: str, model: Any, batch: MicroBatch) -> None:
         scores = score(

@@ -16,14 +16,18 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reframe_vl.algorithms.batching import Counts
+from reframe_vl.algorithms.batching import ALONE, Ranks
 from reframe_vl.algorithms.losses import locate_outliers
+from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.model import VisionLanguageModel
-from reframe_vl.rollout.loader import RolloutLoader
+from reframe_vl.policy.score import predictive_states
+from reframe_vl.policy.sharding import shard, whole
+from reframe_vl.rollout.loader import RolloutLoader, Sealed
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
 
 logger = logging.getLogger(__name__)
@@ -76,6 +80,9 @@ class PolicyModule(LightningModule, ABC):
         """The smallest group that teaches something: by default one with a baseline."""
         return 2
 
+    def check_start(self, data: SampleDataModule) -> None:
+        """Looks at what else the algorithm takes, before the run's directory is taken."""
+
     @abstractmethod
     def prepare(self, groups: list[RolloutGroup]) -> list[MicroBatch]:
         """Turns scored groups into U times K micro-batches."""
@@ -99,6 +106,10 @@ class PolicyModule(LightningModule, ABC):
         self.loader.prepare = self.prepare
         return self.loader
 
+    def on_before_batch_transfer(self, batch: Sealed, dataloader_idx: int) -> MicroBatch:
+        """Opens what the loader has sealed."""
+        return batch.batch
+
     def configure_optimizers(self) -> Any:
         """Optimises what is trainable."""
         optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
@@ -116,40 +127,74 @@ class PolicyModule(LightningModule, ABC):
 
     def zero_loss(self) -> Tensor:
         """A loss of nothing that still takes every parameter through backward."""
+        if self.policy.lockstep is not None:
+            # Parameters that are gathered for a forward get their gradients through one alone.
+            states = predictive_states(self.policy, [])
+            return self.policy.head(states.hidden_T).sum()
         return sum((p.flatten()[:1].sum() * 0.0 for p in self._trainable()), torch.zeros(()))
 
     def touch_all_parameters(self, loss: Tensor) -> Tensor:
         """On several ranks every parameter must get a gradient on every one of them."""
-        return loss + self.zero_loss() if self.trainer.world_size > 1 else loss
+        if self.trainer.world_size == 1 or self.policy.lockstep is not None:
+            return loss
+        return loss + self.zero_loss()
 
     def scaled(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """What ``training_step`` gives back, so that the accumulated gradient is the step's.
 
         Lightning divides by K and strategies average over ranks; a micro-batch's weights already
-        hold the global normaliser.
+        hold the global normaliser. DeepSpeed accumulates by itself, and divides by K once more.
+
+        Raises:
+            FloatingPointError: The loss is no number: an update with it would destroy the policy.
         """
-        return self.touch_all_parameters(loss) * batch.num_micro * self.trainer.world_size
+        if not bool(loss.detach().isfinite()):
+            raise FloatingPointError(
+                f"The loss of step {batch.step} is {loss.item()}, so training ends before this "
+                "update; checkpoints written before are sound. Look for NaN in the policy's "
+                "weights and for metrics that grew before (train/…), and lower lr or raise the "
+                "precision."
+            )
+        divided = 2 if self.trainer.strategy.handles_gradient_accumulation else 1
+        scale = batch.num_micro**divided * self.trainer.world_size
+        return self.touch_all_parameters(loss) * scale
 
     def _trainable(self) -> Iterator[Tensor]:
         return (p for p in self.policy.parameters() if p.requires_grad)
 
     # ------------------------------------------------------------------ ranks
 
-    def sum_over_ranks(self, counts: list[Counts]) -> list[Counts]:
-        """Adds up the updates' token and rollout counts over all ranks."""
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that share a step."""
         if self.trainer.world_size == 1:
-            return counts
-        total = self.trainer.strategy.reduce(
-            torch.tensor(counts, device=self.device), reduce_op="sum"
-        )
-        return [(int(tokens), int(rollouts)) for tokens, rollouts in total.tolist()]
+            return ALONE
+        return Ranks(self.trainer.global_rank, _of_all_ranks)
 
     # ------------------------------------------------------------------ reference policy
 
+    def configure_model(self) -> None:
+        """Spreads the parameters over the ranks, where the strategy is to.
+
+        The initial policy, if it is kept, is spread too.
+        """
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ModelParallelStrategy):
+            for model in (self.policy, self._reference):
+                if model is not None and model.lockstep is None:
+                    shard(model, strategy.device_mesh["data_parallel"])
+
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Inference under the trainer's own precision: loaders run outside of it."""
-        with self.policy.inference(), self.trainer.precision_plugin.forward_context():
+        """Inference under the trainer's own precision: loaders run outside of it.
+
+        All ranks enter it together; what each of them scores is its own.
+        """
+        with (
+            whole(self.policy),
+            self.policy.inference(),
+            self.trainer.precision_plugin.forward_context(),
+        ):
             yield
 
     def setup(self, stage: str) -> None:
@@ -167,7 +212,9 @@ class PolicyModule(LightningModule, ABC):
             with self.policy.model.disable_adapter():  # type: ignore[operator]
                 yield self.policy
         else:
-            yield self._reference.to(self.device)
+            reference = self._reference.to(self.device)
+            with whole(reference):
+                yield reference
 
     # ------------------------------------------------------------------ metrics
 
@@ -253,7 +300,9 @@ class PolicyModule(LightningModule, ABC):
     # The base is loaded from its folder and an adapter's frozen base never changes.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps only what is trained."""
-        frozen = {f"policy.{n}" for n, p in self.policy.named_parameters() if not p.requires_grad}
+        # A tied head has a name of its own among the tensors.
+        every = self.policy.named_parameters(remove_duplicate=False)
+        frozen = {f"policy.{name}" for name, p in every if not p.requires_grad}
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {k: v for k, v in state.items() if k not in frozen}
 
@@ -263,20 +312,35 @@ class PolicyModule(LightningModule, ABC):
         Raises:
             ValueError: The checkpoint trains other parameters than this run.
         """
+        if "state_dict" not in checkpoint:
+            # A strategy that keeps parts of the weights has checked and loaded them itself.
+            return
+        self.check_trained(set(checkpoint["state_dict"]))
+        checkpoint["state_dict"] = self.state_dict() | checkpoint["state_dict"]
+
+    def check_trained(self, held: set[str]) -> None:
+        """Checks that a checkpoint with these parameters is of this run's.
+
+        Raises:
+            ValueError: It trains others.
+        """
         trained = {f"policy.{n}" for n, p in self.policy.named_parameters() if p.requires_grad}
-        held = set(checkpoint["state_dict"])
-        own = self.state_dict()
         if missing := sorted(trained - held):
             raise ValueError(
                 f"The checkpoint lacks {len(missing)} parameters that this run trains (first: "
                 f"{missing[0]}): resume with the LoRA and freezing settings it was made with."
             )
-        if unknown := sorted(held - set(own)):
+        if unknown := sorted(held - set(self.state_dict())):
             raise ValueError(
                 f"The checkpoint holds {len(unknown)} parameters that this model lacks (first: "
                 f"{unknown[0]}): resume with the model it was made from."
             )
-        checkpoint["state_dict"] = own | checkpoint["state_dict"]
+
+
+def _of_all_ranks(own: Any) -> list[Any]:
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone
 
 
 def over_ranks(
@@ -286,8 +350,7 @@ def over_ranks(
 
     What is no number is larger than any: it must not be hidden.
     """
-    ranks: list[Mapping[str, Number]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, dict(values))
+    ranks: list[Mapping[str, Number]] = _of_all_ranks(dict(values))
     result: dict[str, Number] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         found = [rank[name] for rank in ranks if name in rank]

@@ -9,6 +9,7 @@ is plain multi-teacher on-policy distillation (MOPD). The step reads from top to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reframe_vl.algorithms.advantages import Scale, group_advantages
-from reframe_vl.algorithms.batching import distillation_batches, keep_teacher_logprobs
+from reframe_vl.algorithms.batching import (
+    distillation_batches,
+    keep_teacher_logprobs,
+    sampling_of,
+)
 from reframe_vl.algorithms.distillation import (
     Divergence,
     distillation_loss,
@@ -30,10 +35,14 @@ from reframe_vl.algorithms.distillation import (
 from reframe_vl.algorithms.losses import Metrics
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.algorithms.self_check import check_distillation
+from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.policy.divergence import teacher_divergence
 from reframe_vl.policy.score import States, predictive_states, score, token_scores
 from reframe_vl.policy.teachers import LocalTeacher, Teachers
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+
+_LOOKED_AT = 256
+"""Samples whose domains are looked at before training: reading all of them may take long."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,9 @@ class DistillationSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
         for name in ("injected_weight", "outcome_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more.")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}: it must be a finite number, 0 or more.")
         if not 0 <= self.eps_low <= 1 <= self.eps_high:
             raise ValueError(
                 f"[eps_low, eps_high] is [{self.eps_low}, {self.eps_high}]: it must hold 1, the "
@@ -115,17 +125,32 @@ class OGMOPD(PolicyModule):
         """A teacher judges a rollout by itself; only an outcome needs others to compare with."""
         return 2 if self.settings.outcome_weight else 1
 
-    def setup(self, stage: str) -> None:
-        """Loads the teachers.
+    def check_start(self, data: SampleDataModule) -> None:
+        """Looks at the teachers' folders, and that what is taught first has a teacher.
 
         Raises:
-            ValueError: The divergence needs the teachers' heads while backing up, when they would
-                be gone.
+            FileNotFoundError: A teacher has no checkpoint.
+            KeyError: A domain has no teacher.
+            ValueError: A teacher does not fit the student or the settings.
         """
+        self.teachers.check(
+            self.components, {sample.domain for sample in data.coming_samples(_LOOKED_AT)}
+        )
+        self._check_heads()
+
+    def setup(self, stage: str) -> None:
+        """Loads the teachers."""
         super().setup(stage)
-        if stage != "fit":
-            return
-        self.teachers.load(self.components, self.max_forward_tokens)
+        if stage == "fit":
+            self.teachers.load(self.components, self.max_forward_tokens)
+            self._check_heads()
+
+    def _check_heads(self) -> None:
+        """Checks that the teachers' heads are there while backing up, where these are needed.
+
+        Raises:
+            ValueError: They would be gone.
+        """
         if self.settings.divergence != "sampled" and not self.teachers.heads_stay:
             raise ValueError(
                 f"divergence={self.settings.divergence} computes with the teachers' heads while "
@@ -141,12 +166,12 @@ class OGMOPD(PolicyModule):
         settings = self.settings
         batches = distillation_batches(
             groups,
-            groups[0].rollouts[0].sampling,
+            sampling_of(groups),
             settings.updates,
             self.trainer.accumulate_grad_batches,
             settings.injected_weight,
             self.step,
-            self.sum_over_ranks,
+            self.ranks,
         )
         if settings.divergence == "sampled":
             with self.scoring():
@@ -227,16 +252,20 @@ class OGMOPD(PolicyModule):
                     model, [items[i].context for i in chosen], max_tokens=self.max_forward_tokens
                 )
             # Outside: the student's side has a gradient.
-            pieces.append(
-                teacher_divergence(
-                    self.policy,
-                    model,
-                    states.hidden_T.index_select(0, at),
-                    theirs.hidden_T,
-                    batch.sampling,
-                    self.settings.top_k if self.settings.divergence == "top_k" else None,
-                )
+            kl_T = teacher_divergence(
+                self.policy,
+                model,
+                states.hidden_T.index_select(0, at),
+                theirs.hidden_T,
+                batch.sampling,
+                self.settings.top_k if self.settings.divergence == "top_k" else None,
             )
+            if not kl_T.isfinite().all():
+                odd_T = ~kl_T.detach().isfinite()
+                with torch.no_grad():
+                    if not model.head(theirs.hidden_T[odd_T]).isfinite().all():
+                        raise self._not_finite(domain)
+            pieces.append(kl_T)
             order.append(at)
         return torch.cat(pieces)[torch.cat(order).argsort()]
 
@@ -253,8 +282,20 @@ class OGMOPD(PolicyModule):
             contexts = [item.context for item in taught]
             answers = teacher.log_probs(contexts, batches[0].sampling)
             for item, logprobs in zip(taught, answers, strict=True):
+                # Injected tokens have no teacher.
+                if not np.isfinite(logprobs[~item.injected]).all():
+                    raise self._not_finite(item.domain)
                 item.teacher_logprobs = logprobs.astype(np.float32)
                 keep_teacher_logprobs(item.context, item.teacher_logprobs)
+
+    def _not_finite(self, domain: str) -> ValueError:
+        name = self.teachers.routes[domain]
+        return ValueError(
+            f"Teacher {name} (teachers.{name}={self.teachers.paths[name]}) gives log-probs of "
+            f"domain {domain} that are NaN or infinite: the student would learn nothing else. Its "
+            "weights are damaged or overflow in their dtype: give another checkpoint, or "
+            "algorithm.teachers.dtype=float32."
+        )
 
     def _assign_advantages(self, group: RolloutGroup) -> None:
         for rollout in group.rollouts:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reframe_vl.algorithms.advantages import all_equal
+from reframe_vl.algorithms.batching import ALONE, Ranks
 from reframe_vl.types import Rollout, RolloutGroup, Termination
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class Selection:
     """How many of a step's groups are trained.
 
     Attributes:
-        keep: B, groups over all ranks; on several ranks each keeps the best of its own.
+        keep: B, groups over all ranks.
         unit: ``group`` keeps groups whole; ``rollout`` keeps B times G single rollouts, in the
             order of their groups.
         rank: By the deviation of their rewards; off: groups that teach something are kept as they
@@ -46,31 +47,25 @@ class Selection:
         if self.unit not in get_args(Unit):
             raise ValueError(f"selection.unit is {self.unit!r}: it must be group or rollout.")
 
-    def apply(self, groups: Sequence[RolloutGroup], num_ranks: int) -> dict[str, float]:
+    def apply(self, groups: Sequence[RolloutGroup], ranks: Ranks = ALONE) -> dict[str, float]:
         """Takes their advantage from all rollouts that are not to be trained.
 
         Args:
             groups: Of one size, with advantages; broken rollouts have none.
-            num_ranks: That keep groups.
+            ranks: That have the other groups of the step; they are chosen from as if one had all.
 
         Returns:
             Numbers to log: those of :func:`select`, and ``right_pushed_down``.
-
-        Raises:
-            ValueError: The ranks cannot all keep the same number of groups.
         """
-        if self.keep % num_ranks:
-            raise ValueError(
-                f"selection.keep is {self.keep}: each of the {num_ranks} ranks keeps the same "
-                f"number of groups, so give a multiple of {num_ranks}."
-            )
         members = [group.rollouts for group in groups]
-        rewards_PG = torch.tensor([[r.reward or 0.0 for r in group] for group in members])
-        whole_PG = torch.tensor([[r.advantage is not None for r in group] for group in members])
+        table = [[(r.reward or 0.0, r.advantage is not None) for r in group] for group in members]
+        tables, mine = ranks.in_order(table)
+        rows = torch.tensor(tables)
         kept_PG, numbers = select(
-            rewards_PG, whole_PG, self.keep // num_ranks, self.unit, self.rank
+            rows[..., 0], rows[..., 1].bool(), self.keep, self.unit, self.rank
         )
-        for group, kept_G in zip(members, kept_PG.tolist(), strict=True):
+        own = kept_PG[mine].tolist()
+        for group, kept_G in zip(members, own, strict=True):
             for rollout, kept in zip(group, kept_G, strict=True):
                 rollout.advantage = rollout.advantage if kept else None
         if not kept_PG.any():

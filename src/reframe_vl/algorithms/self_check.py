@@ -11,6 +11,15 @@ from torch import Tensor
 from reframe_vl.algorithms.distillation import distillation_loss
 from reframe_vl.types import Context, Provenance
 
+_NOT_FINITE = {
+    "student": "The student gives log-probs that are NaN or infinite. Its checkpoint is damaged, "
+    "or overflows in its dtype (model.path, model.dtype)",
+    "teacher": "A teacher gives log-probs that are NaN or infinite. Its checkpoint is damaged, or "
+    "overflows in its dtype (algorithm.teachers.paths, algorithm.teachers.dtype)",
+    "weights": "The tokens' weights in the loss are NaN or infinite. Look at "
+    "algorithm.settings.injected_weight",
+}
+
 _DISTILLED = (Provenance.SAMPLED, Provenance.INJECTED)
 
 
@@ -34,8 +43,18 @@ def check_distillation(
 
     Raises:
         RuntimeError: One of them fails; training must not begin.
+        ValueError: Student or teacher give numbers that are not finite, which nothing can be
+            computed with.
     """
     injected_T, own_T = inputs["injected_T"], logprobs_T.detach()
+    for whose, values_T in (
+        ("student", own_T),
+        ("teacher", inputs["teacher_T"][~injected_T]),
+        ("weights", inputs["weights_T"]),
+    ):
+        # NaN differs from itself: the comparisons below would blame the program.
+        if not values_T.isfinite().all():
+            raise ValueError(f"{_NOT_FINITE[whose]}: training cannot begin.")
     trained = [span for context in contexts for span in context.spans if span.trained]
     if any(span.provenance not in _DISTILLED for span in trained):
         _fail("tokens that were neither sampled nor injected would be trained")

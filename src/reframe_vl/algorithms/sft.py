@@ -101,7 +101,7 @@ class SFT(PolicyModule):
             self.components.sampling(temperature=1.0, max_new_tokens=1),
             BatchPlan(1, self.trainer.accumulate_grad_batches, self.settings.weights),
             self.step,
-            self.sum_over_ranks,
+            self.ranks,
         )
 
     def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:

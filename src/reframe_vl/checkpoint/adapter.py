@@ -21,6 +21,7 @@ from reframe_vl.checkpoint.folder import (
     current_name,
     read_headers,
 )
+from reframe_vl.policy.kinship import model_name
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -110,6 +111,14 @@ class Adapter:
         }
         adapter = cls(folder, products, whole)
         adapter._check_fits(base)
+        trained_on = config.base_model_name_or_path
+        if trained_on and model_name(trained_on) != model_name(base.folder):
+            raise ValueError(
+                f"The adapter in {folder} was trained on {trained_on}, and the base is "
+                f"{base.folder}: give the base that it was trained on. Where that is the same "
+                "model under another name, change base_model_name_or_path in its "
+                f"{ADAPTER_CONFIG}."
+            )
         return adapter
 
     def tensor(self, name: str, base: Tensor) -> Tensor:

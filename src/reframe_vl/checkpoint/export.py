@@ -2,46 +2,124 @@
 
 from __future__ import annotations
 
-import os
+import copy
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from reframe_vl.checkpoint.card import CARD
+from reframe_vl.checkpoint.folder import HEAD
+from reframe_vl.checkpoint.writing import written_whole
 from reframe_vl.policy.loading import Policy
+from reframe_vl.policy.sharding import full, gathered, pushed
+
+AdapterForm = Literal["merged", "separate"]
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "chat_template.jinja")
+_ADAPTER = "adapter"
 
 
-def export_policy(policy: Policy, folder: Path) -> None:
-    """Writes weights, tokenizer and processor settings; an older folder is replaced whole.
+def export_policy(
+    policy: Policy,
+    folder: Path,
+    card: str | None = None,
+    *,
+    adapter: AdapterForm = "merged",
+    writes: bool = True,
+) -> None:
+    """Writes weights, tokenizer, processor settings and chat template.
 
-    Adapters are merged into a copy of the base in float32, and cast to its dtype last; the trained
-    adapter itself is kept in the folder ``adapter``.
+    An older folder is replaced whole, once the new one is complete. Where the policy's parameters
+    are spread over ranks, all of them call this together, and one writes.
 
     Args:
         policy: The policy; it is not changed.
         folder: Where to write.
+        card: The model card, if there is to be one.
+        adapter: ``merged``: the base with the adapters in its weights, computed in float32 and cast
+            to its dtype last, and beside it the adapter itself in the folder ``adapter``.
+            ``separate``: the adapter alone.
+        writes: Whether this rank writes.
+
+    Raises:
+        ValueError: There is no adapter to write separately.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model: Any = policy.model.model
-    if hasattr(model, "merge_and_unload"):
-        model.save_pretrained(temporary / "adapter", selected_adapters=model.active_adapters)
-        model = _merged(model)
-    model.save_pretrained(temporary)
-    policy.tokenizer.save_pretrained(temporary)
-    for name in _PROCESSOR_FILES:
-        source = Path(policy.path) / name
-        if source.is_file():
-            shutil.copy(source, temporary / name)
-    # Old shards beside new ones would win at the next load: never write into a used folder.
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    model = policy.model.model
+    adapted = isinstance(model, PeftModel)
+    if adapter == "separate" and not adapted:
+        raise ValueError(
+            f"{policy.path} was trained without adapters: write it with adapter=merged."
+        )
+    trained = _on_cpu(pushed(policy.model), writes) if adapted else {}
+    weights = {} if adapter == "separate" else _on_cpu(_plain_tensors(policy), writes)
+    if not writes:
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(folder) as part:
+        part.mkdir()
+        if adapted:
+            place = part if adapter == "separate" else part / _ADAPTER
+            peft: Any = model
+            peft.save_pretrained(place, selected_adapters=[peft.active_adapter], state_dict=trained)
+        if weights:
+            _empty_copy(policy).save_pretrained(part, state_dict=weights)
+        policy.tokenizer.save_pretrained(part)
+        for name in _PROCESSOR_FILES:
+            source = Path(policy.path) / name
+            if source.is_file():
+                shutil.copy(source, part / name)
+        if card is not None:
+            (part / CARD).write_text(card)
 
 
-def _merged(model: Any) -> Any:
-    import copy
+def _on_cpu(tensors: Iterator[tuple[str, Tensor]], kept: bool) -> dict[str, Tensor]:
+    """All tensors in the CPU's memory; a rank that keeps none goes through them all the same."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        if kept:
+            found[name] = tensor.cpu()
+    return found
 
-    dtype = model.dtype
-    return copy.deepcopy(model).float().merge_and_unload().to(dtype)
+
+def _plain_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model without adapters, which are merged in one layer at a time."""
+    base: Any = policy.model.base
+    tied = bool(base.config.tie_word_embeddings)
+    model = policy.model.model
+    named = _merged(model) if isinstance(model, PeftModel) else gathered(base)
+    for name, tensor in named:
+        # Gathered from ranks, a tied head is a tensor of its own.
+        if not (tied and name == HEAD):
+            yield name, tensor
+
+
+def _merged(peft: Any) -> Iterator[tuple[str, Tensor]]:
+    base, layers = peft.get_base_model(), dict(peft.get_base_model().named_modules())
+    adapter = peft.active_adapter
+    for name, stored in base.state_dict().items():
+        if "lora_" in name:
+            continue
+        module, _, kind = name.partition(".base_layer.")
+        tensor = full(stored)
+        if kind == "weight":
+            layer: Any = layers[module]
+            a, b = (full(side[adapter].weight).float() for side in (layer.lora_A, layer.lora_B))
+            change = (b @ a) * layer.scaling[adapter]
+            tensor = (tensor.float() + change).to(tensor.dtype)
+        yield f"{module}.{kind}" if kind else name, tensor
+
+
+def _empty_copy(policy: Policy) -> Any:
+    """A model of the policy's kind without weights: it knows how files are named and split."""
+    base: Any = policy.model.base
+    config = copy.deepcopy(base.config)
+    with torch.device("meta"):
+        made = type(base)(config)
+    made.to(base.dtype)
+    made.generation_config = base.generation_config
+    return made

@@ -15,11 +15,9 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from peft.utils.merge_utils import dare_linear, dare_ties, task_arithmetic, ties
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG, Adapter
+from reframe_vl.checkpoint.card import CARD
 from reframe_vl.checkpoint.folder import (
     INDEX,
     SINGLE_FILE,
@@ -38,6 +38,8 @@ from reframe_vl.checkpoint.folder import (
     companions,
 )
 from reframe_vl.checkpoint.streaming import write_safetensors
+from reframe_vl.checkpoint.writing import written_whole
+from reframe_vl.policy.kinship import differing_token
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +75,15 @@ class MergeSettings:
             raise ValueError(
                 f"method={self.method} is unknown: choose one of {', '.join(METHODS)}."
             )
-        if not 0 < self.density <= 1:
-            raise ValueError(f"density={self.density} must be above 0 and at most 1.")
+        if not _is_number(self.density) or not 0 < self.density <= 1:
+            raise ValueError(f"density={self.density} must be a number above 0 and at most 1.")
+        given: Any = self.weights
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        if given is not None and not (is_list and all(map(_is_number, given))):
+            raise ValueError(
+                f"weights={given} must be a list of numbers, one for each checkpoint, as in "
+                "weights=[0.5,0.5]; null is 1 for each."
+            )
         if self.dtype is not None and self.dtype not in _DTYPES:
             raise ValueError(
                 f"dtype={self.dtype} is unknown: choose one of {', '.join(_DTYPES)}, or null for "
@@ -98,6 +107,10 @@ class MergeSettings:
         if self.method == "linear" and abs(sum(weights)) < 1e-6:
             raise ValueError(f"weights={weights} add up to 0, so that they have no mean.")
         return weights
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 # ------------------------------------------------------------------ mathematics
@@ -156,11 +169,31 @@ def open_source(folder: Path, base: Checkpoint) -> Checkpoint | Adapter:
         FileNotFoundError: The folder holds neither.
         ValueError: It does not fit the base.
     """
+    _check_tokens(folder, base.folder)
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
         return Adapter.open(folder, base)
     checkpoint = Checkpoint.open(folder)
     checkpoint.check_fits(base)
     return checkpoint
+
+
+def _check_tokens(folder: Path, base: Path) -> None:
+    """Checks that ids stand for the same tokens, where both folders have a tokenizer.
+
+    Raises:
+        ValueError: They do not.
+    """
+    files = [place / "tokenizer.json" for place in (folder, base)]
+    if not all(file.is_file() for file in files):
+        return
+    own, theirs = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+    token = differing_token(own, theirs)
+    if token is not None:
+        raise ValueError(
+            f"The token {token!r} has id {own.get(token)} in {folder} and {theirs.get(token)} in "
+            f"{base}: rows of one id must mean the same. Give checkpoints with the base's "
+            "tokenizer."
+        )
 
 
 def merge_checkpoints(
@@ -170,6 +203,7 @@ def merge_checkpoints(
     settings: MergeSettings,
     *,
     replace: bool = False,
+    card: str | None = None,
 ) -> None:
     """Writes the merge of some checkpoints.
 
@@ -181,6 +215,7 @@ def merge_checkpoints(
         output: The folder to write.
         settings: How to merge.
         replace: Whether an older output may be replaced.
+        card: The model card, if there is to be one.
 
     Raises:
         FileExistsError: The output is not empty, and must not be replaced.
@@ -192,6 +227,12 @@ def merge_checkpoints(
         raise FileExistsError(f"{output} is not empty: give a new folder for the merge.")
     opened = Checkpoint.open(base)
     sources = [open_source(folder, opened) for folder in checkpoints]
+    for folder in (base, *checkpoints):
+        if output.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"output={output} lies inside {folder}, which is merged: give a folder outside of "
+                "base and checkpoints."
+            )
     files: dict[str, list[StoredTensor]] = {}
     for stored in opened.tensors.values():
         files.setdefault(stored.file.name, []).append(stored)
@@ -201,7 +242,9 @@ def merge_checkpoints(
         return _merged(names[stored], opened, sources, weights, settings)
 
     logger.info("Merging %d checkpoints by %s", len(sources), settings.method)
-    with _written_aside(output, replace) as folder:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(output) as folder:
+        folder.mkdir()
         num_bytes = 0
         for file, tensors in files.items():
             layout = {s.name: (_output_dtype(s, settings), s.shape) for s in tensors}
@@ -214,6 +257,8 @@ def merge_checkpoints(
             shutil.copyfile(path, folder / path.name)
         if settings.dtype is not None:
             _set_dtype(folder / "config.json", settings.dtype)
+        if card is not None:
+            (folder / CARD).write_text(card)
         record = asdict(settings) | {"weights": weights, "base": str(base)}
         _write_json(folder / RECORD, record | {"checkpoints": [str(c) for c in checkpoints]})
 
@@ -257,21 +302,6 @@ def _output_dtype(stored: StoredTensor, settings: MergeSettings) -> torch.dtype:
         return stored.dtype
     dtype: torch.dtype = getattr(torch, settings.dtype)
     return dtype
-
-
-@contextmanager
-def _written_aside(output: Path, replace: bool) -> Iterator[Path]:
-    """A folder that takes the output's place once it is complete."""
-    temporary = output.with_name(f".{output.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        if replace:
-            shutil.rmtree(output, ignore_errors=True)
-        os.replace(temporary, output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _set_dtype(path: Path, dtype: str) -> None:

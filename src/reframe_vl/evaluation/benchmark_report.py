@@ -226,7 +226,7 @@ def _contrasts(ax: Axes, report: Mapping[str, Any]) -> None:
         kind, at, budget = contrast.partition("@")
         labels.append(f"{name}: {short[kind]}{at}{budget}")
     ax.set_yticks(range(len(rows)), labels)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     title = "Tool gain (TG), observation dependence (OD)"
     ax.set(xlabel="difference of the primary measure", title=title)
     if not rows:

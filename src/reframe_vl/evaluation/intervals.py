@@ -32,6 +32,7 @@ def hierarchical_interval(
     *,
     bases: Sequence[Hashable] | None = None,
     seeds: Sequence[Hashable] | None = None,
+    strata: Sequence[Hashable] | None = None,
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
@@ -51,33 +52,43 @@ def hierarchical_interval(
         media: What each value's item looks at: items of one medium are drawn together.
         bases: The base checkpoint that each value is from; None where there is one.
         seeds: The training seed that each value is from; None where there is one.
+        strata: The set of items that each value is from; None where there is one. Media are drawn
+            within each set, and sets count the same in the mean, whatever their sizes.
         level: Share of the bootstrap distribution inside the interval.
         resamples: Bootstrap draws.
         seed: Of the draws.
 
     Raises:
-        ValueError: There are no values, or the labels do not fit them in number.
+        ValueError: There are no values, or the labels do not fit them in number, or a run has
+            no value in one of the sets.
     """
     bases = bases if bases is not None else [0] * len(values_N)
     seeds = seeds if seeds is not None else [0] * len(values_N)
-    if not len(values_N) == len(media) == len(bases) == len(seeds) or not len(values_N):
+    strata = strata if strata is not None else [0] * len(values_N)
+    labels = (media, bases, seeds, strata)
+    if any(len(values_N) != len(given) for given in labels) or not len(values_N):
         raise ValueError(
-            f"{len(values_N)} values, {len(media)} media, {len(bases)} bases and {len(seeds)} "
-            "seeds: give one of each for every value, and at least one value."
+            f"{len(values_N)} values, {len(media)} media, {len(bases)} bases, {len(seeds)} seeds "
+            f"and {len(strata)} sets: give one of each for every value, and at least one value."
         )
-    medium_of_N, num_media = _codes(media)
     run_of_N, num_runs = _codes(list(zip(bases, seeds, strict=True)))
-    sums_RM = np.zeros((num_runs, num_media))
-    counts_RM = np.zeros((num_runs, num_media))
-    np.add.at(sums_RM, (run_of_N, medium_of_N), values_N)
-    np.add.at(counts_RM, (run_of_N, medium_of_N), 1.0)
+    stratum_of_N, num_strata = _codes(strata)
     base_of_N, _ = _codes(bases)
     base_of_R = base_of_N[[int(np.argmax(run_of_N == run)) for run in range(num_runs)]]
 
     rng = np.random.default_rng(seed)
-    means_BR = _resample_media(sums_RM, counts_RM, resamples, rng)
+    means_R, means_BR = np.zeros(num_runs), np.zeros((resamples, num_runs))
+    for stratum in range(num_strata):
+        held_N = stratum_of_N == stratum
+        medium_of_N, num_media = _codes([m for m, held in zip(media, held_N, strict=True) if held])
+        sums_RM, counts_RM = np.zeros((2, num_runs, num_media))
+        np.add.at(sums_RM, (run_of_N[held_N], medium_of_N), np.asarray(values_N)[held_N])
+        np.add.at(counts_RM, (run_of_N[held_N], medium_of_N), 1.0)
+        if not counts_RM.any(1).all():
+            raise ValueError("A run has no value in one of the sets: leave it out, or the set.")
+        means_R += sums_RM.sum(1) / counts_RM.sum(1) / num_strata
+        means_BR += _resample_media(sums_RM, counts_RM, resamples, rng) / num_strata
     drawn_B = _resample_runs(means_BR, base_of_R, rng)
-    means_R = sums_RM.sum(1) / counts_RM.sum(1)
     value = np.mean([means_R[base_of_R == base].mean() for base in np.unique(base_of_R)])
     low, high = np.quantile(drawn_B, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(value), float(low), float(high))

@@ -171,21 +171,24 @@ def _right(arm: Mapping[str, Outcome], names: Sequence[str]) -> Tensor:
     return torch.tensor([arm[name].correct for name in names], dtype=torch.bool)
 
 
-def interval(runs: Sequence[Run], columns: Sequence[Terms]) -> dict[str, float] | None:
+def interval(
+    runs: Sequence[Run], columns: Sequence[Terms], strata: Mapping[str, str] | None = None
+) -> dict[str, float] | None:
     """The mean of terms over runs and items with its interval; None where there are no terms.
 
     Args:
         runs: Where the terms are from: base, seed, and the media of the items.
         columns: Terms of each run.
+        strata: The set that each item is from, where there are several: they count the same.
     """
     rows = [
-        (value, run.policy.media[name], run.base_name, run.seed)
+        (value, run.policy.media[name], run.base_name, run.seed, strata[name] if strata else "")
         for run, terms in zip(runs, columns, strict=True)
         for name, value in terms.items()
     ]
     if not rows:
         return None
-    values, media, bases, seeds = zip(*rows, strict=True)
+    values, media, bases, seeds, sets = zip(*rows, strict=True)
     return hierarchical_interval(
-        np.array(values, np.float64), media, bases=bases, seeds=seeds
+        np.array(values, np.float64), media, bases=bases, seeds=seeds, strata=sets
     ).to_dict()

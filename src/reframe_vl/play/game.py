@@ -152,7 +152,9 @@ def finish(
     for line in lines:
         console.print(Text(printable(line)))
     console.print(_table(rollout, game.weights.factors(progress)))
-    console.print(Text(f"Kept: {folder} (python -m reframe_vl.viewer {folder.parent})", "dim"))
+    tokenizer = game.encoder.tokenizer.name_or_path
+    shown_by = f"python -m reframe_vl.viewer {folder.parent} --tokenizer {tokenizer}"
+    console.print(Text(f"Kept: {folder} ({shown_by})", "dim"))
     return group
 
 

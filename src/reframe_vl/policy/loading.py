@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,17 +94,20 @@ def load_policy(
 
     Raises:
         FileNotFoundError: The folder lacks a file that is needed.
-        ValueError: The checkpoint's family is not known.
+        ValueError: The checkpoint's family is not known, or it lacks tensors of its model or has
+            others.
     """
     path = str(path)
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise FileNotFoundError(f"No checkpoint folder at {path}: set model.path to one.")
     config = AutoConfig.from_pretrained(path)
-    model = AutoModelForImageTextToText.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation=attention
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
     )
+    model, report = loaded
+    _check_complete(path, report)
     if lora is not None:
-        model = _with_adapters(model, lora)
+        model = with_adapters(model, lora)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(path), visual_cache)
@@ -115,7 +118,38 @@ def load_policy(
     return Policy(wrapped.train(), AutoTokenizer.from_pretrained(path), codec, path)
 
 
-def _with_adapters(model: Any, lora: LoRASettings) -> Any:
+def _check_complete(path: str, report: Mapping[str, Collection[str]]) -> None:
+    """Checks that all of a model came from its folder, and all of the folder went into it.
+
+    What is missing would be drawn at random, and what has no place be left out, without a word.
+
+    Args:
+        path: The folder, or the name on the hub.
+        report: Of transformers; a tied head and what a family is saved without are not in it.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{path} lacks tensors of its model, {len(missing)} in all ({_some(missing)}): copy or "
+            "save the checkpoint again, whole."
+        )
+    if unknown := sorted(report["unexpected_keys"]):
+        raise ValueError(
+            f"{path} holds tensors that its model has no place for, {len(unknown)} in all "
+            f"({_some(unknown)}): save the checkpoint with transformers, adapters merged in, and "
+            "its own config.json beside it."
+        )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a list."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def with_adapters(model: Any, lora: LoRASettings) -> Any:
+    """Freezes a model and puts low-rank adapters beside its linear layers."""
     from peft import LoraConfig, get_peft_model
 
     # The vision tower's linear layers carry other names or sit under model.visual.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from reframe_vl.policy import prefix_tree
 from reframe_vl.policy.forest import Forest
 from reframe_vl.policy.inputs import ExpandedContext, expand
+from reframe_vl.policy.lockstep import Lockstep
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.policy.visual_cache import Layers, TowerName, VisualCache
 from reframe_vl.types import Context, Modality, Sampling, View
@@ -81,6 +82,7 @@ class VisionLanguageModel(nn.Module):
         model: The wrapped model; its parameters are this module's parameters.
         view_maker: Resizes images for this model.
         visual_cache: Keeps what a frozen vision tower gave; None keeps nothing.
+        lockstep: Of ranks that each hold a part of the parameters; None where each has all.
         placeholders: The ids that stand for an image and for a video.
     """
 
@@ -96,6 +98,7 @@ class VisionLanguageModel(nn.Module):
         self.model = model
         self.view_maker = view_maker
         self.visual_cache = visual_cache
+        self.lockstep: Lockstep | None = None
         self._tower_name = TowerName()
         base = self.base
         inner = getattr(base, "model", None)

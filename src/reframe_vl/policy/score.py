@@ -104,17 +104,25 @@ def predictive_states(
     rows = [model.expand(context) for context in contexts]
     counts = [len(row.trained) for row in rows]
     used = [i for i, count in enumerate(counts) if count]
-    if not used:
+    lockstep = model.lockstep
+    if not used and lockstep is None:
         embedding = model.language_model.get_input_embeddings().weight  # type: ignore[operator]
         nothing = torch.zeros(0, dtype=torch.long, device=embedding.device)
         return States(embedding.new_zeros(0, embedding.shape[1]), nothing, counts)
-    features = model.encode([view for i in used for _, view in rows[i].blocks])
+    shown = list(used)
+    if lockstep is not None:
+        shown.append(len(rows))
+        rows.append(model.expand(lockstep.filler))
+    features = model.encode([view for i in shown for _, view in rows[i].blocks])
     shared = share_prefixes and model.shares_prefixes
     states = _forest_states if shared else _row_states
     bins = list((_neighbours if shared else _padded)(rows, used, max_tokens))
+    if lockstep is not None:
+        bins = lockstep.even(bins, shown[-1], model.device)
     # Layers that are computed again keep little already: a third forward would buy nothing.
     again = len(bins) > 1 and torch.is_grad_enabled() and not model.recomputes_layers
     pieces: dict[int, Tensor] = {}
+    fillers: list[Tensor] = []
     for members in bins:
         chosen = [rows[i] for i in members]
         hidden = (
@@ -122,9 +130,14 @@ def predictive_states(
             if again
             else states(model, chosen, features)
         )
-        pieces |= dict(zip(members, hidden.split([counts[i] for i in members]), strict=True))
-    targets = np.concatenate([rows[i].token_ids[rows[i].trained] for i in used])
-    hidden_T = torch.cat([pieces[i] for i in used])
+        sizes = [len(row.trained) for row in chosen]
+        pieces |= dict(zip(members, hidden.split(sizes), strict=True))
+        if lockstep is not None:
+            fillers.append(pieces[shown[-1]])
+    targets = np.concatenate(
+        [np.zeros(0, np.int64), *(rows[i].token_ids[rows[i].trained] for i in used)]
+    )
+    hidden_T = torch.cat([*(piece[:0] for piece in fillers), *(pieces[i] for i in used)])
     return States(hidden_T, torch.from_numpy(targets).to(hidden_T.device), counts)
 
 

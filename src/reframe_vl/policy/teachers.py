@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from peft import PeftModel
-from transformers import AutoTokenizer
+from peft import PeftConfig, PeftModel
 
 from reframe_vl.policy.loading import Policy, load_policy
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.score import score
+from reframe_vl.policy.teacher_folders import Hosting, checked_folder
 from reframe_vl.types import Context, Sampling
-
-logger = logging.getLogger(__name__)
-
-Hosting: TypeAlias = Literal["models", "adapters"]
 
 
 class Teacher(ABC):
@@ -140,26 +134,52 @@ class Teachers:
         dtype: Of the teachers' weights; None is the student's.
     """
 
-    paths: Mapping[str, str | None]
+    paths: Mapping[str, Any]
     routes: Mapping[str, str]
     hosting: Hosting = "models"
     offload: bool = False
     dtype: str | None = None
     _teachers: dict[str, Teacher] = field(default_factory=dict)
+    _folders: dict[str, Path] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.hosting not in ("models", "adapters"):
             raise ValueError(f"Unknown hosting {self.hosting!r}: use models or adapters.")
-        for domain, name in self.routes.items():
-            if not self.paths.get(name):
+        for name, path in self.paths.items():
+            # A number would be read as one from a command.
+            if path is not None and not isinstance(path, str):
                 raise ValueError(
-                    f"Domain {domain} is taught by {name}, which has no checkpoint: set "
-                    f"teachers.{name}=PATH (a run directory or a checkpoint folder)."
+                    f"teachers.{name} is {path!r}: give the path of a run directory or a "
+                    f"checkpoint folder, as in teachers.{name}=./{path}."
                 )
+
+    @property
+    def routed(self) -> list[str]:
+        """The teachers that a domain is taught by and that have a path."""
+        return sorted(name for name in set(self.routes.values()) if self.paths.get(name))
 
     def add(self, name: str, teacher: Teacher) -> None:
         """Puts a teacher that is loaded already in the place of its path."""
         self._teachers[name] = teacher
+
+    def check(self, student: Policy, domains: Collection[str] = ()) -> None:
+        """Looks at the teachers without loading them.
+
+        Args:
+            student: Whom they teach.
+            domains: Each must have a teacher.
+
+        Raises:
+            FileNotFoundError: There is no checkpoint at a path.
+            KeyError: A domain has no teacher.
+            ValueError: A teacher's tokens are not the student's, or its adapter is of another base.
+        """
+        for domain in sorted(domains):
+            self._name_of(domain)
+        for name in self.routed:
+            if name not in self._teachers and name not in self._folders:
+                path = str(self.paths[name])
+                self._folders[name] = checked_folder(student, path, self.hosting, name)
 
     def load(self, student: Policy, max_tokens: int = 16384) -> None:
         """Loads the teachers that are routed to, and checks that they read as the student does.
@@ -172,16 +192,18 @@ class Teachers:
             FileNotFoundError: There is no checkpoint at a path.
             ValueError: A teacher's tokens or images are not the student's.
         """
+        self.check(student)
         host: VisionLanguageModel | None = None
-        for name in sorted(set(self.routes.values()) - set(self._teachers)):
-            folder = checkpoint_folder(str(self.paths[name]), self.hosting)
+        for name in self.routed:
+            if name in self._teachers:
+                continue
+            folder = self._folders[name]
             if self.hosting == "adapters":
                 host = _with_adapter(student, host, folder, name)
                 self._teachers[name] = Adapter(host, _adapter_name(name), student.model, max_tokens)
                 continue
             dtype = self.dtype or str(student.model.base.dtype).removeprefix("torch.")
             loaded = load_policy(folder, dtype=dtype)
-            check_tokens(student.tokenizer, loaded.tokenizer, name)
             if loaded.model.view_maker != student.model.view_maker:
                 raise ValueError(
                     f"Teacher {name} resizes or normalises images in another way than the student: "
@@ -205,84 +227,55 @@ class Teachers:
         Raises:
             KeyError: The domain has none.
         """
+        return self._teachers[self._name_of(domain)]
+
+    def _name_of(self, domain: str) -> str:
         if domain not in self.routes:
             known = ", ".join(sorted(self.routes)) or "none"
             raise KeyError(
                 f"Domain {domain!r} has no teacher (there are routes for: {known}): add it to "
                 "algorithm.teachers.routes, or leave its samples out of the data."
             )
-        return self._teachers[self.routes[domain]]
-
-
-def checkpoint_folder(path: str, hosting: Hosting) -> Path:
-    """The folder with weights, or with an adapter, that a path names.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    wanted = "adapter_config.json" if hosting == "adapters" else "config.json"
-    start = Path(path).expanduser()
-    places = [start, start / "policy", start / "adapter", start / "policy" / "adapter"]
-    found = next((place for place in places if (place / wanted).is_file()), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"No {wanted} in {start} or its folder policy: give the directory of a finished run, "
-            "or a checkpoint folder."
-        )
-    return found
-
-
-def check_tokens(student: Any, teacher: Any, name: str) -> None:
-    """Token ids must mean the same to both; rows that only pad a vocabulary may differ.
-
-    Raises:
-        ValueError: They do not.
-    """
-    mine, other = student.get_vocab(), teacher.get_vocab()
-    for token in sorted(mine.keys() | other.keys()):
-        if mine.get(token) != other.get(token):
-            raise ValueError(
-                f"Teacher {name} has id {other.get(token)} for the token {token!r}, the student "
-                f"{mine.get(token)}: distillation compares ids, so both need one tokenizer."
+        name = self.routes[domain]
+        if name not in self._teachers and not self.paths.get(name):
+            raise KeyError(
+                f"Domain {domain} is taught by {name}, which has no checkpoint: set "
+                f"teachers.{name}=PATH (a run directory or a checkpoint folder), or leave the "
+                "domain's samples out of the data."
             )
-    if student.eos_token != teacher.eos_token:
-        logger.warning(
-            "Teacher %s ends its text with %s, the student with %s: lengths may explode.",
-            name,
-            teacher.eos_token,
-            student.eos_token,
-        )
+        return name
 
 
 def _with_adapter(
     student: Policy, host: VisionLanguageModel | None, folder: Path, name: str
 ) -> VisionLanguageModel:
-    """Loads an adapter onto the student's own base where that is frozen, else onto one copy."""
-    trained_on = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    if trained_on and Path(trained_on).name != Path(student.path).name:
-        raise ValueError(
-            f"The adapter of teacher {name} was trained on {trained_on}, the student's base is "
-            f"{student.path}: adapters share one base. Take hosting=models for other teachers."
-        )
-    if (folder / "tokenizer_config.json").is_file():
-        check_tokens(student.tokenizer, AutoTokenizer.from_pretrained(folder), name)
+    """Loads an adapter onto the student's own base where that is frozen, else onto one copy.
+
+    Raises:
+        ValueError: The adapter's weights are not all that it should have, and no others.
+    """
+    own = _adapter_name(name)
     if host is None and isinstance(student.model.model, PeftModel):
         host = student.model
     if host is None:
         dtype = str(student.model.base.dtype).removeprefix("torch.")
-        base = load_policy(student.path, dtype=dtype).model.requires_grad_(False)
-        base.model = PeftModel.from_pretrained(
-            base.model, str(folder), adapter_name=_adapter_name(name)
-        )
-        base.visual_cache = student.model.visual_cache
-        return base
+        host = load_policy(student.path, dtype=dtype).model.requires_grad_(False)
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        host.model = PeftModel(host.model, config, own)
+        host.visual_cache = student.model.visual_cache
     peft: Any = host.model
-    report = peft.load_adapter(str(folder), adapter_name=_adapter_name(name), is_trainable=False)
-    if report.unexpected_keys:
-        raise ValueError(
-            f"The adapter in {folder} has weights for {report.unexpected_keys[0]}, which the base "
-            f"{student.path} lacks: it was trained on another model."
-        )
+    report = peft.load_adapter(str(folder), adapter_name=own, is_trainable=False)
+    # What has no place is left out, and what is missing adds nothing, both without a word.
+    for what, keys in (("lacks", report.missing_keys), ("has", report.unexpected_keys)):
+        if keys:
+            rest = "the base has no place for" if what == "has" else "its settings promise"
+            raise ValueError(
+                f"The adapter of teacher {name} in {folder} {what} weights that {rest}, "
+                f"{len(keys)} in all (first: {keys[0]}): it was trained on another model than "
+                f"{student.path}, or written by another version. Save it again, or merge it into "
+                "its base and take hosting=models."
+            )
     return host
 
 

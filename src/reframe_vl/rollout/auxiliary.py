@@ -19,7 +19,7 @@ from reframe_vl.data.chat_endpoint import EndpointSettings
 from reframe_vl.data.verifiers.asker import Tally
 from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.policy.loading import Policy, load_policy
-from reframe_vl.policy.teachers import checkpoint_folder
+from reframe_vl.policy.teacher_folders import checkpoint_folder
 from reframe_vl.rollout.collector import Collector, Plan
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.endpoint_engine import EndpointEngine
@@ -120,7 +120,7 @@ class CheckpointAuxiliary(Auxiliary):
         max_batch_size: int = 256,
     ) -> None:
         super().__init__(name)
-        self._folder = checkpoint_folder(checkpoint, "models")
+        self._folder = checkpoint_folder(checkpoint, "models", "checkpoint")
         self._dtype, self._offload, self._max_batch_size = dtype, offload, max_batch_size
         self._policy: Policy | None = None
         self._engine: _LocalEngine | None = None

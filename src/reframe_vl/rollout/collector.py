@@ -89,6 +89,8 @@ class Plan:
         run_tool: Replaces how checked calls of a sample are executed.
         gate: Rewrites calls that miss the evidence.
         author: The auxiliary model that the engine speaks for; empty for the policy.
+        earlier: How often each sample came earlier in the step, on other ranks too; None counts
+            those of this call.
     """
 
     step: int
@@ -101,6 +103,7 @@ class Plan:
     run_tool: Callable[[Sample], ToolRunner] | None = None
     gate: Gate | None = None
     author: str = ""
+    earlier: Sequence[int] | None = None
 
 
 @dataclass
@@ -136,7 +139,8 @@ class Collector:
         firsts: list[int] = []
         for number, sample in enumerate(samples):
             # A sample that comes twice in a step must not give the same rollouts twice.
-            firsts.append(seen[sample.id] * plan.num_rollouts)
+            earlier = seen[sample.id] if plan.earlier is None else plan.earlier[number]
+            firsts.append(earlier * plan.num_rollouts)
             seen[sample.id] += 1
             try:
                 episodes += self._episodes(sample, plan, firsts[number])

@@ -49,8 +49,11 @@ class Gate:
         for name in ("threshold", "probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"gate.{name} is {getattr(self, name)}: it must lie in [0, 1].")
-        if self.budget is not None and self.budget < 0:
-            raise ValueError(f"gate.budget is {self.budget}: give 0 or more, or null for no bound.")
+        if self.budget is not None and (type(self.budget) is not int or self.budget < 0):
+            raise ValueError(
+                f"gate.budget is {self.budget!r}: give a whole number of 0 or more, or null for no "
+                "bound."
+            )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,17 @@ from reframe_vl.rollout.statistics import statistics
 from reframe_vl.types import MicroBatch, RolloutGroup
 
 
+class Sealed:
+    """A micro-batch on its way to the training step, which Lightning does not look into.
+
+    It would go through all of its rollouts for tensors to convert, and refuse what is frozen.
+    """
+
+    def __init__(self, batch: MicroBatch) -> None:
+        """Keeps it."""
+        self.batch = batch
+
+
 @dataclass
 class RolloutLoader:
     """Generates, prepares and yields the micro-batches of one step.
@@ -42,7 +53,7 @@ class RolloutLoader:
         """Micro-batches of a step."""
         return self.num_batches
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[Sealed]:
         """Generates with the current weights, then yields.
 
         Raises:
@@ -59,4 +70,4 @@ class RolloutLoader:
                 f"The algorithm prepared {len(batches)} micro-batches, but the loader promised "
                 f"{self.num_batches}: accumulate_grad_batches times the number of updates."
             )
-        yield from batches
+        yield from map(Sealed, batches)

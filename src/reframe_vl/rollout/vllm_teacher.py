@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,17 +100,18 @@ class ServedTeacher(Teacher):
 class ServedTeachers(Teachers):
     """Teachers of which some are URLs: those are asked, the others loaded."""
 
-    def load(self, student: Policy, max_tokens: int = 16384) -> None:
-        """Connects to the served ones, and loads the others.
+    def check(self, student: Policy, domains: Collection[str] = ()) -> None:
+        """Connects to the served ones that are routed to, and looks at the others' folders.
 
         Raises:
             EngineError: A server does not answer, or reads text in another way than the student.
         """
-        for name, path in self.paths.items():
-            if path and path.startswith(("http://", "https://")):
+        for name in self.routed:
+            path = str(self.paths[name])
+            if name not in self._teachers and path.startswith(("http://", "https://")):
                 asyncio.run(_check_tokens(student, path, name))
                 self.add(name, ServedTeacher(path, student.model))
-        super().load(student, max_tokens)
+        super().check(student, domains)
 
     @property
     def heads_stay(self) -> bool:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.sharding import pushed
 
 _PREFIX = "reframe-weights"
 _HEAD = "lm_head.weight"
@@ -43,7 +44,9 @@ def write_weights(model: VisionLanguageModel, folder: Path, shard_bytes: int = 2
 def write_adapter(model: VisionLanguageModel, folder: Path) -> None:
     """Writes the trained adapter; the base is neither read nor changed."""
     peft: Any = model.model
-    peft.save_pretrained(folder, selected_adapters=[peft.active_adapter])
+    peft.save_pretrained(
+        folder, selected_adapters=[peft.active_adapter], state_dict=dict(pushed(model))
+    )
 
 
 def adapter_folder(written: Path) -> Path:
@@ -72,7 +75,7 @@ def new_folder(parent: Path) -> Path:
 def _tensors(model: VisionLanguageModel) -> Iterator[tuple[str, Tensor]]:
     base: Any = model.base
     tied = base.get_output_embeddings().weight is base.get_input_embeddings().weight
-    for name, tensor in base.state_dict().items():
+    for name, tensor in pushed(model):
         if not (tied and name == _HEAD):
             yield name, tensor
 

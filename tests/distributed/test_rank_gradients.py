@@ -1,0 +1,66 @@
+"""Two ranks have the gradient of one process, whatever each of them has to score."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from one_step import assert_same
+from rank_cases import CASES, gradient
+
+TESTS = Path(__file__).parents[1]
+# Processes that wait for each other take long where cores are few.
+pytestmark = pytest.mark.timeout(1200)
+
+DDP_CASES = ["no images for the second", "two updates and a reference", "selection", "clipped"]
+"""Others of DDP are in tests/algorithms."""
+
+
+def on_two_ranks(strategy: str, names: list[str], out: Path) -> dict[str, dict[str, torch.Tensor]]:
+    paths = (TESTS, TESTS.parent / "src")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(TESTS / "rank_cases.py"), f"--strategy={strategy}", f"--out={out}"]
+    done = subprocess.run(
+        [*command, "--cases", *names],
+        env=environment,
+        capture_output=True,
+        text=True,
+        # One that hangs would wait for half an hour.
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return torch.load(out)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {name: gradient(case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    return on_two_ranks("fsdp2", list(CASES), tmp_path_factory.mktemp("fsdp2") / "found.pt")
+
+
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory):
+    return on_two_ranks("ddp", DDP_CASES, tmp_path_factory.mktemp("ddp") / "found.pt")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_c05_g08_sharded_ranks_have_the_gradient_of_one_process(alone, sharded, name):
+    assert_same(sharded[name], alone[name], 1e-5)
+
+
+@pytest.mark.parametrize("name", DDP_CASES)
+def test_c05_ddp_ranks_have_the_gradient_of_one_process(alone, replicated, name):
+    assert_same(replicated[name], alone[name], 1e-5)
+
+
+def test_clipping_is_at_work(alone):
+    norm = torch.stack([g.norm() for g in alone["clipped"].values()]).norm()
+    assert float(norm) == pytest.approx(CASES["clipped"].clip, rel=1e-4)

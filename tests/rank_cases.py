@@ -1,0 +1,139 @@
+"""One optimiser step of many kinds, each of which two ranks take as one process does.
+
+Run as a script under torch.distributed.run it takes them all, and saves the gradients.
+"""
+
+import argparse
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from one_step import SGD, dealt, distilled_groups, fit, fixed_groups
+from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
+from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
+from reframe_vl.algorithms.selection import Selection
+from reframe_vl.policy.loading import LoRASettings, Policy, with_adapters
+from reframe_vl.policy.model import VisionLanguageModel
+from reframe_vl.policy.sharding import full
+from reframe_vl.policy.teachers import FrozenModel, Teachers
+from reframe_vl.policy.visual_cache import VisualCache
+from reframe_vl.strategies import FSDP2
+from reframe_vl.tools.codec import codec_for
+from reframe_vl.types import Provenance, Span
+from tiny import sampling, tiny_model, tokenizer, view_maker
+
+STRATEGIES = {"ddp": lambda: "ddp", "fsdp2": FSDP2}
+
+
+def all_to_the_first(groups, rank, ranks):
+    return groups if rank == 0 else []
+
+
+def text_to_the_second(groups, rank, ranks):
+    """The first rank has all groups but one, of which the images are taken away."""
+    return [g for i, g in enumerate(groups) if (i == 0) == (rank == 1)] if ranks > 1 else groups
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of step; ``share`` says which rank has which groups."""
+
+    micro: int = 1
+    family: str = "qwen3_vl"
+    settings: GRPOSettings = field(default_factory=GRPOSettings)
+    distilled: bool = False
+    lora: bool = False
+    frozen_vision: bool = False
+    max_forward_tokens: int = 16384
+    checkpointing: bool = False
+    share: Any = dealt
+    clip: float | None = None
+
+
+CASES = {
+    "plain": Case(),
+    "micro": Case(micro=3),
+    "nothing for the second": Case(micro=2, share=all_to_the_first),
+    "no images for the second": Case(share=text_to_the_second),
+    "several forwards": Case(max_forward_tokens=48),
+    "recomputed layers": Case(max_forward_tokens=48, checkpointing=True),
+    "two updates and a reference": Case(settings=GRPOSettings(updates=2, kl_coef=0.5)),
+    "reference for the second": Case(
+        settings=GRPOSettings(kl_coef=0.5), share=all_to_the_first, max_forward_tokens=48
+    ),
+    "selection": Case(settings=GRPOSettings(selection=Selection(3), subgroups=False)),
+    "qwen3_5": Case(micro=2, family="qwen3_5"),
+    "frozen vision": Case(frozen_vision=True, share=text_to_the_second),
+    "adapters": Case(micro=2, lora=True, frozen_vision=True),
+    "adapters and a reference": Case(
+        lora=True, frozen_vision=True, settings=GRPOSettings(kl_coef=0.5)
+    ),
+    "distillation": Case(micro=2, distilled=True),
+    "clipped": Case(micro=2, clip=0.05),
+}
+
+
+def policy_of(case: Case) -> Policy:
+    model = tiny_model(case.family)
+    if case.lora:
+        torch.manual_seed(5)
+        adapted = with_adapters(model.base, LoRASettings(rank=4))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.1)
+        model = VisionLanguageModel(adapted.train(), view_maker(), VisualCache(64))
+    if case.frozen_vision:
+        model.visual.requires_grad_(False)
+    if case.checkpointing:
+        model.base.gradient_checkpointing_enable({"use_reentrant": False})
+    return Policy(model, tokenizer(), codec_for(case.family), "tiny")
+
+
+def gradient(case: Case, strategy: str = "ddp") -> dict[str, torch.Tensor]:
+    policy = policy_of(case)
+    with torch.no_grad():
+        make = distilled_groups if case.distilled else fixed_groups
+        groups = make(policy.model, sampling())
+    if case.share is text_to_the_second:
+        for rollout in groups[0].rollouts:
+            for context in rollout.contexts:
+                context.spans = [span for span in context.spans if not span.views]
+                context.spans.insert(0, Span(Provenance.PROMPT, (30, 31)))
+    optimizer = partial(torch.optim.SGD, lr=0.01) if case.settings.updates > 1 else SGD
+    kwargs = {"policy": policy, "optimizer": optimizer}
+    kwargs |= {"max_forward_tokens": case.max_forward_tokens}
+    if case.distilled:
+        teachers = Teachers({"a": "unused", "b": "unused"}, {"image": "a", "video": "b"})
+        for name, seed in zip("ab", (1, 2), strict=True):
+            frozen = tiny_model(case.family, seed=seed).requires_grad_(False)
+            teachers.add(name, FrozenModel(frozen, policy.model))
+        module = OGMOPD(teachers, DistillationSettings(), **kwargs)
+    else:
+        module = GDGRPO(case.settings, **kwargs)
+    clip = {"gradient_clip_val": case.clip} if case.clip else {}
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    found = fit(module, groups, case.micro, STRATEGIES[strategy](), case.share, **clip)
+    if case.clip:
+        # What was left of the gradient after clipping: one step of SGD at a rate of 1.
+        after = policy.model.named_parameters()
+        found = {name: before[name] - full(p) for name, p in after}
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {}
+    for name in args.cases:
+        found[name] = gradient(CASES[name], args.strategy)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(name, flush=True)
+            torch.save(found, args.out)

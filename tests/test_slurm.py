@@ -1,0 +1,110 @@
+"""What a process knows of the SLURM job that it is; tests/with_slurm has a real one."""
+
+import os
+import signal
+import stat
+
+import pytest
+
+from reframe_vl import runs, slurm
+
+
+@pytest.fixture
+def job(monkeypatch, tmp_path):
+    """Sets a job's variables, and a scontrol that writes down what it is asked."""
+    for name in [n for n in os.environ if n.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    asked = tmp_path / "asked"
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+
+    def make(said="", status=0, **variables):
+        program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "{said}"\nexit {status}\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        return asked
+
+    return make
+
+
+def test_outside_of_a_batch_job_nothing_is_done(job):
+    asked = job()
+    assert slurm.job_name() is None and not slurm.restarted() and slurm.plugins() == []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        assert not slurm.asks_for_requeue(number)
+    job(JOB_ID=7, JOB_NAME="bash", RESTART_COUNT=1)
+    assert slurm.job_name() is None and not slurm.restarted()
+    assert not asked.exists()
+
+
+def test_g11_a_task_of_an_array_is_requeued_alone(job):
+    # SLURM gives an array's last task the array's own number.
+    asked = job(JOB_ID=40, ARRAY_JOB_ID=40, ARRAY_TASK_ID=3)
+    assert slurm.requeue()
+    assert asked.read_text() == "requeue 40_3\n"
+
+
+def test_only_one_rank_requeues(job):
+    asked = job(JOB_ID=7, PROCID=1)
+    assert slurm.requeue()
+    assert not asked.exists()
+
+
+def test_a_job_that_cannot_be_requeued_says_why(job, caplog):
+    job("", 1, JOB_ID=7)
+    assert not slurm.requeue()
+    assert "could not be requeued" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shown", "again"),
+    [("PreemptTime=None SuspendTime=None", False), ("PreemptTime=2026-01-01T00:00:00", True)],
+)
+def test_sigterm_brings_a_job_back_where_another_one_took_its_place(job, shown, again):
+    job(shown, JOB_ID=7)
+    assert slurm.asks_for_requeue(signal.SIGTERM) is again
+    assert slurm.asks_for_requeue(signal.SIGUSR1) and slurm.asks_for_requeue(signal.SIGUSR2)
+    assert not slurm.asks_for_requeue(signal.SIGINT)
+
+
+def test_lightnings_own_handler_is_off(job):
+    job(JOB_ID=7, NTASKS=1)
+    [plugin] = slurm.plugins()
+    assert not plugin.auto_requeue
+
+
+def test_a_signal_between_steps_requeues_at_once_and_handlers_of_others_stay(job):
+    asked = job(JOB_ID=7)
+    # Whatever handlers the process of the tests has.
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    theirs = signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    own = signal.getsignal(signal.SIGUSR2)
+    try:
+        with pytest.raises(SystemExit) as ended, slurm.requeued_on_signal():
+            assert signal.getsignal(signal.SIGUSR2) is own
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert ended.value.code == 128 + signal.SIGUSR1
+        assert asked.read_text() == "requeue 7\n"
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR2, theirs)
+
+
+def test_a_jobs_run_is_named_after_it_and_a_restarted_job_finds_it(job, tmp_path):
+    def directory(resume=None):
+        return runs.run_directory(str(tmp_path), "exp", resume, None, ["seed=1"])
+
+    job(JOB_ID=40, ARRAY_JOB_ID=40, ARRAY_TASK_ID=3)
+    assert directory() == str(tmp_path / "exp" / "job_40_3_seed-1")
+    assert runs.resume_of_job() is None
+    job(RESTART_COUNT=1)
+    assert runs.resume_of_job() == "job"
+    # Not another run of the same settings, even where its own was never begun.
+    other = tmp_path / "exp" / "other"
+    other.mkdir(parents=True)
+    (other / runs.IDENTITY).write_text('{"overrides": ["seed=1"]}')
+    assert directory("job") == str(tmp_path / "exp" / "job_40_3_seed-1")
+    assert directory("auto") == str(other)
