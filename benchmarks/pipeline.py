@@ -33,7 +33,7 @@ from reframe_vl.data.pipeline import (
     run_pipeline,
 )
 from reframe_vl.data.records import Record
-from reframe_vl.data.stages.pool import held_out_of
+from reframe_vl.data.stages.held_out import held_out_of
 from reframe_vl.data.verifiers.asker import Asker
 from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.mini.verifier import RuleVerifier

@@ -20,14 +20,17 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from reframe_vl.data.contact_sheet import SpreadChoice, write_contact_sheet
 from reframe_vl.data.evidence import MAX_FRAMES
 from reframe_vl.data.formats.media_facts import MediaFacts
 from reframe_vl.data.media import MediaError
+from reframe_vl.data.output_file import check_output, page_of
 from reframe_vl.data.pipeline import (
     ASKING,
+    STAGES,
     Disposition,
     PipelineSettings,
     dispositions,
@@ -38,17 +41,21 @@ from reframe_vl.data.pipeline import (
 from reframe_vl.data.records import Record, write_records
 from reframe_vl.data.report import RecordError, Report
 from reframe_vl.data.sources import SOURCES
-from reframe_vl.data.stages.base import Stage, open_file
+from reframe_vl.data.stages.base import Stage, adapter_of, open_file
 from reframe_vl.data.stages.finalise import FinaliseSettings
+from reframe_vl.data.stages.held_out import read_held_out
 from reframe_vl.data.stages.looks import LookSettings
-from reframe_vl.data.stages.pool import PoolSettings, read_held_out
+from reframe_vl.data.stages.pool import NAME as POOL
+from reframe_vl.data.stages.pool import PoolSettings
 from reframe_vl.data.stages.runner import check_batch_size
 from reframe_vl.data.stages.store import only_run
-from reframe_vl.data.summary import Labels, adapter_of, summary_table
+from reframe_vl.data.summary import Labels, summary_table
 from reframe_vl.data.verifiers.asker import Asker
 from reframe_vl.data.verifiers.cache import AnswerCache
 from reframe_vl.data.video import GridRule
 from reframe_vl.rollout.make_verifier import make_verifier
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -81,6 +88,8 @@ class BuildConfig:
 
 _NAMES = ("sources", "stages", "held_out")
 _WANTED = {
+    "annotations": "a file, a folder of files, or a list of them",
+    "media": "the folder of the images or videos, or null",
     "sources": "one name or several, as in [coco,voc]",
     "out": "the record file to write, FILE.jsonl",
     "grid": "it a number of frames a second, fps, and a whole number, max_frames",
@@ -92,8 +101,9 @@ _WANTED = {
     "near_distance": "a number, or null",
     "batch_size": "a whole number",
     "sheet": "a whole number",
+    "verifiers": "each a name, as in {strong:{url:URL,model:NAME}}",
 }
-"""What each setting is that has a type."""
+"""What each setting is."""
 
 
 @dataclass
@@ -124,6 +134,12 @@ def main(cfg: DictConfig) -> None:
         build(read_config(cfg))
     except (RecordError, MediaError, OSError) as error:
         raise SystemExit(f"{error}\nNothing was written.") from error
+    except KeyboardInterrupt:
+        kept = "what was judged is kept in its folder, and the same command goes on from there"
+        lost = "nothing was kept, since no folder work= was given"
+        raise SystemExit(
+            f"Stopped. No record file was written; {kept if cfg.get('work') else lost}."
+        ) from None
 
 
 def read_config(cfg: DictConfig) -> BuildConfig:
@@ -136,6 +152,8 @@ def read_config(cfg: DictConfig) -> BuildConfig:
     typed: Any = OmegaConf.structured(BuildConfig)
     for name in given:
         value = given[name]
+        if value == "":
+            raise SystemExit(f"{name}= is empty: give {_WANTED[name]}.")
         if name in _NAMES and isinstance(value, str):
             value = [value]
         try:
@@ -156,8 +174,9 @@ def build(config: BuildConfig) -> None:
     check_batch_size(config.batch_size)
     _check_numbers(config)
     tallies = [_tally(config, name) for name in _checked_names(config.sources)]
-    _refuse_to_overwrite_inputs(config.out, tallies)
     grid = _grid(config.grid)
+    _check_stages(config)
+    _check_output(config, tallies)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -189,12 +208,12 @@ def build(config: BuildConfig) -> None:
         write_records(config.out, _noted(finished, labels, shown, with_media))
     console = Console()
     reports = {tally.name: tally.report for tally in tallies}
-    title = f"{', '.join(config.sources)} → {config.out}"
+    title = escape(f"{', '.join(config.sources)} → {config.out}")
     console.print(summary_table(title, reports, found, labels))
     if shown.chosen():
-        sheet = config.out.with_suffix(".html")
+        sheet = page_of(config.out)
         write_contact_sheet(sheet, str(config.out), shown.chosen(), open_file)
-        console.print(f"To look at: {sheet}")
+        console.print(f"To look at: {escape(str(sheet))}")
 
 
 def _noted(
@@ -213,7 +232,14 @@ def _stages(
     config: BuildConfig, tallies: list[Tally], work: Path, opened: ExitStack
 ) -> list[Stage]:
     """The stages that are asked for, with their verifiers."""
-    open_media = None if any(tally.media is None for tally in tallies) else open_file
+    unread = frozenset(tally.name for tally in tallies if tally.media is None)
+    open_media = None if len(unread) == len(tallies) else open_file
+    if unread and open_media is not None:
+        logger.warning(
+            "No media= of %s: copies of its files, and those of evaluations, are known by source "
+            "and name alone.",
+            ", ".join(sorted(unread)),
+        )
     settings = PipelineSettings(
         pool=PoolSettings(config.near_distance),
         looks=LookSettings(max_frames=config.max_frames),
@@ -227,7 +253,7 @@ def _stages(
             opened.callback(cache.close)
             given = _verifiers(config.verifiers).items()
             askers = [Asker(make_verifier(name, asked), cache) for name, asked in given]
-        return make_stages(config.stages, settings, open_media, askers, held_out)
+        return make_stages(config.stages, settings, open_media, askers, held_out, unread)
     except RecordError:
         raise
     except (ValueError, FileNotFoundError) as error:
@@ -252,6 +278,21 @@ def _checked_names(names: list[str]) -> list[str]:
     return names
 
 
+def _check_stages(config: BuildConfig) -> None:
+    """Refuses what no stage that is asked for would use."""
+    if config.held_out and POOL not in config.stages:
+        raise SystemExit(
+            f"held_out= is used by the stage {POOL} alone: add it to stages=, or leave held_out= "
+            "out."
+        )
+    if config.verifiers and not ASKING & set(config.stages):
+        asking = ", ".join(name for name in STAGES if name in ASKING)
+        raise SystemExit(
+            f"verifiers= are asked by the stages {asking} alone: add one to stages=, or leave "
+            "verifiers= out."
+        )
+
+
 def _check_numbers(config: BuildConfig) -> None:
     least = {"max_frames": 1, "sheet": 0, "near_distance": 0}
     for name, minimum in least.items():
@@ -263,7 +304,7 @@ def _check_numbers(config: BuildConfig) -> None:
 def _tally(config: BuildConfig, name: str) -> Tally:
     given = _of_source("annotations", config.annotations, name, config.sources)
     several = given if isinstance(given, list) else [given]
-    if not several or not all(isinstance(path, str) for path in several):
+    if not several or not all(isinstance(path, str) and path for path in several):
         raise SystemExit(
             f"annotations={given} names no files of {name}: give a file, a folder of files, or a "
             "list of them."
@@ -273,7 +314,8 @@ def _tally(config: BuildConfig, name: str) -> Tally:
         if not path.exists():
             raise SystemExit(f"annotations={path} is not there: give the annotation file.")
     folder = _of_source("media", config.media, name, config.sources)
-    if folder is not None and not (isinstance(folder, str) and Path(folder).is_dir()):
+    is_folder = isinstance(folder, str) and folder != "" and Path(folder).is_dir()
+    if folder is not None and not is_folder:
         raise SystemExit(f"media={folder} is no folder: give the folder of the images or videos.")
     media = None if folder is None else Path(folder)
     return Tally(name, files, media, Report(strict=config.strict))
@@ -331,24 +373,16 @@ def _refuse_nothing(tallies: list[Tally], found: list[Disposition]) -> None:
     raise RecordError(f"No record was made ({', '.join(reasons) or 'there are no rows'}).")
 
 
-def _refuse_to_overwrite_inputs(path: Path, tallies: list[Tally]) -> None:
+def _check_output(config: BuildConfig, tallies: list[Tally]) -> None:
     """The record file replaces what stands at its place."""
-    out = path.resolve()
-    if out.is_dir():
-        raise SystemExit(f"out={path} is a folder: give the record file, FILE.jsonl.")
-    if not out.exists():
-        return
-    for tally in tallies:
-        is_file = any(out.samefile(file) for file in tally.files)
-        is_below = any(
-            out.is_relative_to(folder.resolve()) and out.suffix != ".jsonl"
-            for folder in (*tally.files, *([tally.media] if tally.media else []))
-        )
-        if is_file or is_below:
-            raise SystemExit(
-                f"out={path} is one of the files to read and would be overwritten: give the "
-                "record file a name of its own, FILE.jsonl."
-            )
+    folders = [
+        path
+        for tally in tallies
+        for path in tally.files
+        if path.is_dir() and config.out.suffix.lower() in SOURCES[tally.name].suffixes
+    ]
+    inputs = [*(path for tally in tallies for path in tally.files), *map(Path, config.held_out)]
+    check_output(config.out, inputs, folders, config.work, has_page=config.sheet > 0)
 
 
 if __name__ == "__main__":

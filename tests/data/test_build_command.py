@@ -13,6 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+import build_data
 from build_data import BuildConfig, GridConfig, build, read_config
 from clips import make_clip
 from data.verifiers.endpoint_server import ChatServer, completion
@@ -45,6 +46,10 @@ def receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Image.new("RGB", (100, 80)).save(tmp_path / "media" / "a.png")
     rows = [ROW, {**ROW, "answer": "1", "bboxs": [[801, 497, 1017, 838]]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "e.jsonl").write_text("")
+    (tmp_path / "other.png").write_bytes(b"")
+    (tmp_path / "a.txt").write_text("a file")
+    (tmp_path / "notes.html").write_text("<h1>notes</h1>")
     (tmp_path / "test.txt").write_text("AB12C 0.5 1##opens\nAB12C 5 1##opens\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -129,6 +134,17 @@ def test_rows_in_are_those_kept_and_those_dropped(receipts: Path, capsys) -> Non
         ({"grid": GridConfig(0.0, 64)}, "above 0"),
         ({"out": Path("media/../rows.jsonl")}, "would be overwritten"),
         ({"out": Path("media/a.png")}, "would be overwritten"),
+        ({"out": Path("other.png")}, "is no name of a record file"),
+        ({"out": Path("page.html")}, "is no name of a record file"),
+        ({"out": Path("notes.jsonl")}, r"notes.html is no page of an earlier build.*sheet=0"),
+        ({"out": Path("e.jsonl"), "held_out": ["e.jsonl"]}, "would be overwritten"),
+        ({"out": Path("work/media.jsonl"), "work": Path("work")}, "outside of it"),
+        ({"out": Path("set.jsonl"), "annotations": "."}, "in the folder of annotations"),
+        ({"out": Path("a.txt/set.jsonl")}, r"cannot be written \(.*a folder that can be written"),
+        ({"stages": ["finalise"], "held_out": ["e.jsonl"]}, "held_out= is used by the stage pool"),
+        ({"verifiers": {"a": {"url": "u", "model": "m"}}}, "verifiers= are asked by the stages"),
+        ({"media": {"visual_cot": ""}}, "is no folder"),
+        ({"annotations": [""]}, "names no files"),
         ({"out": Path("media")}, "is a folder"),
     ],
 )
@@ -212,6 +228,50 @@ def test_media_of_evaluations_are_kept_out(receipts: Path, capsys) -> None:
         build(config(held_out=["media/evaluation.jsonl"]))
 
 
+def test_copies_are_found_in_the_sources_with_media_when_another_has_none(
+    receipts: Path, caplog
+) -> None:
+    (receipts / "media" / "b.png").write_bytes((receipts / "media" / "a.png").read_bytes())
+    same = [ROW, {**ROW, "image": "b.png"}]
+    (receipts / "rows.jsonl").write_text("\n".join(map(json.dumps, same)))
+    build(
+        config(
+            sources=["visual_cot", "charades_sta"],
+            annotations={"visual_cot": "rows.jsonl", "charades_sta": "test.txt"},
+            media={"visual_cot": "media"},
+            stages=["pool"],
+        )
+    )
+    assert [r.source for r in read_records(receipts / "built.jsonl")] == [
+        "visual_cot",
+        "charades_sta",
+    ]
+    assert "No media= of charades_sta" in caplog.text
+
+
+def test_a_build_replaces_the_file_and_the_page_of_an_earlier_one_whatever_their_name(
+    receipts: Path, capsys
+) -> None:
+    for _ in range(2):
+        build(config(out=Path("o[/v1]/set.jsonl")))
+    assert "o[/v1]/set.html" in capsys.readouterr().out
+    assert read_records(receipts / "o[/v1]" / "set.jsonl")
+
+
+@pytest.mark.parametrize(("work", "said"), [(None, "nothing was kept"), ("w", "goes on from")])
+def test_a_build_that_is_interrupted_says_whether_it_can_go_on(
+    receipts: Path, monkeypatch: pytest.MonkeyPatch, work: str | None, said: str
+) -> None:
+    def interrupted(_: BuildConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_data, "build", interrupted)
+    given = OmegaConf.load(SCRIPT.parents[1] / "configs" / "data.yaml")
+    given.update({"sources": ["coco"], "annotations": "a", "out": "b.jsonl", "work": work})
+    with pytest.raises(SystemExit, match=f"Stopped.*{said}"):
+        build_data.main.__wrapped__(given)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -280,6 +340,10 @@ def test_one_name_may_stand_for_a_list_of_one(receipts: Path) -> None:
         ({"near_distance": "near"}, "near_distance=near: give a number, or null"),
         ({"near_distance": -1}, "near_distance=-1.0: give a number of at least 0"),
         ({"near_distance": float("nan")}, "near_distance=nan: give a number of at least 0"),
+        ({"annotations": ""}, "annotations= is empty: give a file, a folder"),
+        ({"media": ""}, "media= is empty: give the folder"),
+        ({"work": ""}, "work= is empty: give a folder, or null"),
+        ({"out": ""}, "out= is empty: give the record file"),
         ({"work": [1]}, r"work=\[1\]: give a folder, or null"),
     ],
 )

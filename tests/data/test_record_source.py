@@ -83,6 +83,16 @@ def test_skipped_records_are_warned_about_in_one_line_a_reason(written, caplog):
     assert ": 1;" in second and "wide" in second
 
 
+def test_a_limit_draws_evenly_from_the_whole_file(written):
+    rows = [row(f"{n}", source=f"s{n // 10}") for n in range(30)]
+    source = RecordSource(written(*rows), limit=6)
+    assert ids(source) == ["0", "5", "10", "15", "20", "25"]
+    rows[10] = row("10", **media("gone.png"))
+    source = RecordSource(written(*rows), limit=6, on_error="skip")
+    assert len(source) == 6 and set(source.labels("source")) == {"s0", "s1", "s2"}
+    assert len(RecordSource(written(*rows), limit=29, on_error="skip")) == 29
+
+
 def test_the_limit_counts_usable_records(written):
     path = written(row("gone", **media("gone.png")), row("one"), row("two"), row("three"))
     source = RecordSource(path, limit=2, on_error="skip")
@@ -169,6 +179,14 @@ def test_where_the_folder_cannot_be_written_the_table_is_in_the_users_cache(
     assert ids(RecordSource(path)) == ["one"]
     assert not path.with_name(f".{path.name}.cache").exists()
     assert [p.name for p in (tmp_path / "home").glob("reframe_vl/*/records.arrow")]
+
+
+def test_where_nothing_can_be_kept_a_sentence_names_the_variable(written, tmp_path, monkeypatch):
+    path = written(row("one"))
+    monkeypatch.setattr(record_table.os, "access", lambda folder, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a.png"))
+    with pytest.raises(OSError, match=r"r\.jsonl: .*Set the environment variable XDG_CACHE_HOME"):
+        RecordSource(path)
 
 
 def test_of_ranks_that_open_a_file_at_once_one_reads_it(written, monkeypatch):

@@ -24,6 +24,12 @@ _IMAGE_PIXELS, _FRAME_PIXELS = 480 * 360, 160 * 120
 _STRIP_FRAMES, _STRIP_COLUMNS = 16, 4
 _ANNOTATED, _EVIDENCE, _GROUND = (220, 30, 30), (0, 160, 60), (255, 255, 255)
 
+_MARK = '<span class="e">green: evidence, expanded</span>'
+"""By this a page is known."""
+
+_HEAD_BYTES = 16384
+"""The mark stands in so many, whatever the title."""
+
 _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{title}</title>
@@ -35,7 +41,7 @@ figcaption {{ overflow-wrap: anywhere; min-width: 18em; }}
 .a {{ color: #dc1e1e; }} .e {{ color: #00a03c; }} .s {{ color: #666; }}
 </style>
 <h1>{title}</h1>
-<p><span class="a">red: annotated</span>, <span class="e">green: evidence, expanded</span></p>
+<p><span class="a">red: annotated</span>, {mark}</p>
 <main>
 {figures}
 </main>
@@ -50,7 +56,17 @@ def write_contact_sheet(
 ) -> None:
     """Writes the page; records whose media cannot be read say so in place of a picture."""
     figures = "\n".join(_figure(record, open_media) for record in records)
-    path.write_text(_PAGE.format(title=html.escape(title), figures=figures), encoding="utf-8")
+    path.write_text(
+        _PAGE.format(title=html.escape(title), mark=_MARK, figures=figures), encoding="utf-8"
+    )
+
+
+def is_contact_sheet(path: Path) -> bool:
+    """Whether a file is a page of ``write_contact_sheet``."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return _MARK.encode() in stream.read(_HEAD_BYTES)
 
 
 def drawn(record: Record, media: Media) -> Image.Image:

@@ -148,7 +148,7 @@ def record_data(
     Args:
         path: Training records.
         evaluation_path: Evaluation records; None takes the training records.
-        evaluation_size: The first so many of them are used.
+        evaluation_size: So many of them are used, drawn evenly from the file.
         on_error: What to do with records that cannot be used: ``raise`` or ``skip``.
         seed: Of the order.
         validation_share: Without evaluation records: the share of the training records' media that

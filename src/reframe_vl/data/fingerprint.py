@@ -7,13 +7,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reframe_vl.data.video import GridRule, VideoFile
 from reframe_vl.types import Media, VideoMedia
 
 _LOOK_PIXELS = 128 * 128
 """Budget of the look that is hashed: a hash has 8×8 bits, of the lowest frequencies."""
 
 VIDEO_FRAMES = 8
-"""Frames of a video that are hashed, spread evenly over its grid."""
+"""Frames of a video that are hashed, spread evenly over it."""
+
+_EVERY_VIDEO = GridRule(fps=1000.0, max_frames=VIDEO_FRAMES)
+"""So that copies are hashed at the same times, whatever grids their records have."""
 
 
 def fingerprint(media: Media) -> tuple[str, ...]:
@@ -22,6 +26,8 @@ def fingerprint(media: Media) -> tuple[str, ...]:
     Raises:
         MediaError: The file cannot be read.
     """
+    if isinstance(media, VideoFile):
+        media = VideoFile(media.path, _EVERY_VIDEO)
     if isinstance(media, VideoMedia):
         count = len(media.timestamps_s)
         chosen = sorted({round(i) for i in np.linspace(0, count - 1, min(count, VIDEO_FRAMES))})

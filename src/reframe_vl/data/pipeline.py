@@ -10,6 +10,7 @@ from reframe_vl.data.media import file_version
 from reframe_vl.data.records import Record
 from reframe_vl.data.stages import audit, diagnose, finalise, pool, shortcut
 from reframe_vl.data.stages.base import OpenMedia, Outcome, Stage
+from reframe_vl.data.stages.held_out import HeldOut
 from reframe_vl.data.stages.looks import LookSettings
 from reframe_vl.data.stages.runner import check_batch_size, run_stage
 from reframe_vl.data.stages.store import Placed, StageFolder, read_column, read_rows, write_rows
@@ -54,9 +55,13 @@ def make_stages(
     settings: PipelineSettings,
     open_media: OpenMedia | None = None,
     askers: Sequence[Asker] = (),
-    held_out: pool.HeldOut | None = None,
+    held_out: HeldOut | None = None,
+    unread: frozenset[str] = frozenset(),
 ) -> list[Stage]:
     """The stages of these names, ready to run.
+
+    Args:
+        unread: Adapters whose media are not read although those of others are.
 
     Raises:
         ValueError: A name is unknown, stands out of order or twice, or a stage lacks what it needs.
@@ -68,14 +73,16 @@ def make_stages(
         )
     stages = []
     for name in names:
-        if name in ASKING and (open_media is None or not askers):
+        if name in ASKING and (open_media is None or unread or not askers):
+            of = f" of {', '.join(sorted(unread))}" if unread else ""
             raise ValueError(
-                f"The stage {name} shows the media to verifiers: give media= and verifiers=, or "
-                "leave it out of stages=."
+                f"The stage {name} shows the media{of} to verifiers: give media= and verifiers=, "
+                "or leave it out of stages=."
             )
         match name:
             case pool.NAME:
-                stage = pool.pool_stage(open_media, held_out or pool.HeldOut(), settings.pool)
+                given = held_out or HeldOut()
+                stage = pool.pool_stage(open_media, given, settings.pool, unread)
             case shortcut.NAME:
                 stage = shortcut.shortcut_stage(askers, settings.shortcut)
             case audit.NAME:

@@ -101,7 +101,7 @@ class RecordSource:
 
     Args:
         path: A JSON-lines file of records.
-        limit: Use the first so many records that can be used.
+        limit: Use so many of the records that can be used, spread evenly over the file.
         on_error: ``raise``, or ``skip`` with a report of what was left out.
         choice: Which records are used; all by default.
 
@@ -153,7 +153,7 @@ class RecordSource:
         check = MediaCheck(self.path.parent)
         usable: list[int] = []
         try:
-            for row in rows.tolist():
+            for row in _spread(rows, limit).tolist():
                 if len(usable) == limit:
                     break
                 problem = None if is_known_good[row] else self._problem(row, check)
@@ -164,7 +164,7 @@ class RecordSource:
         finally:
             if not is_known_good[usable].all():
                 table.keep_checked(usable)
-        return np.array(usable, np.int64)
+        return np.array(sorted(usable), np.int64)
 
     def _problem(self, row: int, check: MediaCheck) -> Problem | None:
         if self._table.is_unsound[row]:
@@ -211,3 +211,15 @@ class RecordSource:
     def __getitem__(self, index: int) -> Sample:
         """A record's sample."""
         return self._table.record(int(self._rows[index])).to_sample(self.path.parent)
+
+
+def _spread(rows: Rows, limit: int | None) -> Rows:
+    """Rows in an order whose first ``limit`` are spread evenly; the others stand in for bad ones.
+
+    A file of several sources has one after the other: its first rows would be of one alone.
+    """
+    if limit is None or limit >= len(rows):
+        return rows
+    part = np.arange(len(rows)) * limit // len(rows)
+    place = np.arange(len(rows)) - np.searchsorted(part, part)
+    return rows[np.lexsort((part, place))]

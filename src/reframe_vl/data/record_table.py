@@ -132,7 +132,15 @@ def _cache_folder(path: Path) -> Path:
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(home) / "reframe_vl" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise OSError(
+            f"{path}: what is found out about it can be kept neither beside it nor in {folder} "
+            f"({error}). Set the environment variable XDG_CACHE_HOME to a folder that can be "
+            "written."
+        ) from error
     return folder
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from reframe_vl.data.pipeline import Disposition
 from reframe_vl.data.report import Report
+from reframe_vl.data.stages.base import adapter_of
 
 Labels: TypeAlias = Counter[tuple[str, str, str]]
 """How many records were kept, by (adapter, modality, applicability)."""
@@ -35,11 +36,6 @@ def summary_table(
     for label in _in_order(columns):
         table.add_row(label, *(str(column.get(label, 0)) for column in columns))
     return table
-
-
-def adapter_of(id_: str) -> str:
-    """The adapter that made a record, by the record's id."""
-    return id_.partition("/")[0]
 
 
 def _counts(

@@ -104,3 +104,11 @@ def test_ids_as_tables_write_them_are_read_and_true_is_not_1(tmp_path) -> None:
     file["annotations"][0]["image_id"] = True
     records, report = read(tmp_path, "coco", {"instances_val2017.json": file})
     assert reasons(report) == {"unknown_id": False}
+
+
+def test_an_image_without_a_file_name_is_the_last_part_of_its_address(tmp_path) -> None:
+    files = changed("images", coco_url="http://images.cocodataset.org/val2017/a%20b.jpg?x=1")
+    del files["instances_val2017.json"]["images"][0]["file_name"]
+    records, report = read(tmp_path, "coco", files)
+    assert {record.media.path for record in records} == {"a b.jpg"} and report.problems == []
+    assert "file_name" not in records[0].raw["image"]

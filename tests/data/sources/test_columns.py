@@ -120,3 +120,25 @@ def test_parquet_is_read_and_images_within_it_are_named_only(tmp_path):
         report = Report(log_level=0)
         assert not list(SOURCES["columns"](tmp_path).records(report))
         assert reasons(report) == {"bad_parquet": False}
+
+
+def test_two_mappings_in_one_folder_are_refused_and_neither_is_used(tmp_path):
+    files = {"rows.jsonl": [COLUMNS_ROW], "a.yaml": COLUMNS, "b.yml": "question: other\n"}
+    records, report = read(tmp_path, "columns", files)
+    assert not records and reasons(report) == {"bad_columns": False}
+    assert "b.yml" in report.problems[0].where and "a.yaml" in report.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        (["A. door", "B. roof"], True),
+        (["(a) door", "(b) roof"], True),
+        (["A door", "B roof"], False),
+        (["A. Smith", "J. Doe"], False),
+    ],
+)
+def test_options_that_carry_their_letters_are_noted(tmp_path, options, noted):
+    record, report = one(tmp_path, options=options)
+    assert record.options == tuple(options)
+    assert reasons(report) == ({"lettered_options": True} if noted else {})

@@ -1,23 +1,29 @@
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from clips import make_clip
 from data.stages.scripted import Blank, Scripted, record
-from reframe_vl.data.fingerprint import as_words, distances
+from reframe_vl.data.fingerprint import as_words, distances, fingerprint
 from reframe_vl.data.media import MediaError
 from reframe_vl.data.record_parts import AuditEntry
-from reframe_vl.data.records import Record
+from reframe_vl.data.records import Record, write_records
 from reframe_vl.data.stages import pool as pool_module
 from reframe_vl.data.stages.audit import AuditSettings, audit
+from reframe_vl.data.stages.base import open_file
 from reframe_vl.data.stages.diagnose import DiagnoseSettings, diagnose, settle_readings
 from reframe_vl.data.stages.finalise import FinaliseSettings, finalise
+from reframe_vl.data.stages.held_out import HeldOut, held_out_of, read_held_out
 from reframe_vl.data.stages.looks import LookSettings
-from reframe_vl.data.stages.pool import HeldOut, PoolSettings, asked, pool, settle_doubles
+from reframe_vl.data.stages.pool import PoolSettings, asked, pool, settle_doubles
 from reframe_vl.data.stages.shortcut import ShortcutSettings, shortcut
 from reframe_vl.data.stages.variants import box_readings, segment_readings
 from reframe_vl.data.verifiers.asker import Asker
 from reframe_vl.data.verifiers.base import Query
+from reframe_vl.data.video import GridRule, VideoFile
 from reframe_vl.tools.coordinates import CoordinateFrame
 
 LOOKS = LookSettings()
@@ -108,6 +114,75 @@ def test_media_that_look_the_same_are_doubles_only_with_the_same_answer(monkeypa
     assert [verdict for verdict, _ in found] == ["kept", "dropped", "kept", "kept"]
     found = pooled(*same, prints=prints, monkeypatch=monkeypatch, max_distance=None)
     assert [verdict for verdict, _ in found] == ["kept"] * 3
+
+
+NYC = {"kind": "open", "value": "NYC", "aliases": ["New York"]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"),
+    [
+        ({"kind": "number", "value": "2"}, {"kind": "number", "value": "2.0"}, 1),
+        ({"kind": "open", "value": "New York"}, NYC, 1),
+        (NYC, {"kind": "open", "value": "New York"}, 1),
+        ({"kind": "number", "value": "2"}, {"kind": "number", "value": "3"}, 2),
+    ],
+)
+def test_answers_that_mean_the_same_do_not_disagree(monkeypatch, first, second, count) -> None:
+    same = {"media": {"path": "0.png"}, "question": "What?"}
+    records = [record(n, answer=answer, **same) for n, answer in enumerate((first, second))]
+    found = pooled(*records, monkeypatch=monkeypatch)
+    reasons = ["", "duplicate"] if count == 1 else ["answers_disagree"] * 2
+    assert [reason for _, reason in found] == reasons
+
+
+def test_a_video_looks_the_same_whatever_the_grid_of_its_record(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "a.mp4", n=20)
+    prints = {fingerprint(VideoFile(clip, rule)) for rule in (GridRule(1, 3), GridRule(5, 64))}
+    assert {len(found) for found in prints} == {8} and len(prints) == 1
+
+
+def picture(path: Path, seed: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 10, 3), np.uint8)
+    Image.fromarray(pixels).resize((100, 80)).save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_media_of_evaluations_are_known_by_name_only_where_their_file_is_missing(
+    tmp_path: Path, caplog, is_there
+) -> None:
+    held = record(9, media={"path": picture(tmp_path / "eval" / "A" / "0001.png", 0)})
+    write_records(tmp_path / "eval.jsonl", [held])
+    if not is_there:
+        Path(held.media.path).unlink()
+    held_out = read_held_out([tmp_path / "eval.jsonl"])
+    assert ("1 of 1 media are not there" in caplog.text) is not is_there
+    records = [
+        record(n, media={"path": picture(tmp_path / "train" / name, n + 1)})
+        for n, name in enumerate(("A/0001.png", "B/0001.png", "A/0002.png"))
+    ]
+    found = codes(pool(records, open_file, held_out, PoolSettings()))
+    first = ("kept", "") if is_there else ("dropped", "evaluation_id")
+    assert found == [first, ("kept", ""), ("kept", "")]
+    unread = codes(pool(records, None, held_out, PoolSettings()))
+    assert unread == [("dropped", "evaluation_id")] * 2 + [("kept", "")]
+
+
+def test_a_missing_video_of_an_evaluation_is_counted_as_an_image_is(caplog) -> None:
+    held_out = held_out_of([record(**VIDEO)], open_file)
+    assert held_out.missing == {"s/v"} and "1 of 1 media are not there" in caplog.text
+
+
+def test_files_are_hashed_of_all_sources_but_those_without_media(monkeypatch) -> None:
+    monkeypatch.setattr(pool_module, "fingerprint", lambda media: ("0",))
+    records = [record(0), record(1, id="t/1", source="t")]
+    unread = frozenset({"t"})
+    found = pool(
+        records, lambda r: Blank(f"file {r.media.path}"), HeldOut(), PoolSettings(), unread
+    )
+    assert [outcome.facts["key"] for outcome in found] == ["file 0.png", "t/1.png"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,8 +50,16 @@ def choose(options: Sequence[str], right: int) -> Choice:
     notes: tuple[AuditEntry, ...] = ()
     if len(set(texts)) < len(texts):
         notes = (kept("repeated_option", f"two wrong options of {list(texts)} are the same"),)
+    if all(map(_has_letter, texts, string.ascii_uppercase)):
+        note = f"the options {list(texts)} carry their letters, which the question adds anyway"
+        notes = (*notes, kept("lettered_options", note))
     answer = AnswerInfo(kind="mcq", value=string.ascii_uppercase[right])
     return Choice(texts, answer, notes)
+
+
+def _has_letter(text: str, letter: str) -> bool:
+    """Whether an option begins with its own letter, as in ``A. dog`` and ``(A) dog``."""
+    return re.match(rf"\(?{letter}[.:)]", text, re.IGNORECASE) is not None
 
 
 def number_of_letter(letter: str) -> int:

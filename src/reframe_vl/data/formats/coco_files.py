@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
+from urllib.parse import unquote, urlsplit
+
+from pydantic import model_validator
 
 from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.json_files import members
@@ -25,6 +28,17 @@ class _Image(RowFields):
     file_name: str
     width: PositiveWhole | None = None
     height: PositiveWhole | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_address(cls, value: Any) -> Any:
+        """Some files, such as those of LVIS, name an image by its address alone."""
+        if not isinstance(value, dict) or value.get("file_name") is not None:
+            return value
+        address = value.get("coco_url")
+        if not isinstance(address, str):
+            return value
+        return value | {"file_name": PurePosixPath(unquote(urlsplit(address).path)).name}
 
 
 class _Category(RowFields):

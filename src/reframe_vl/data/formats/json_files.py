@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,6 +44,12 @@ def json_rows(path: Path) -> Iterator[Row | Problem]:
 
 def line_rows(path: Path) -> Iterator[Row | Problem]:
     """The objects of a file that has one a line."""
+    if _goes_on_in_next_line(path):
+        message = (
+            "it is one value over many lines: give an object a line, or an array of objects alone."
+        )
+        yield Problem(str(path), "bad_json", message)
+        return
     decoder, number = _Decoder(), 0
     for number, line in iter_json_lines(path):
         place = f"line {number}"
@@ -52,6 +59,22 @@ def line_rows(path: Path) -> Iterator[Row | Problem]:
             yield refused.at(f"{path}, {place}")
     if not number:
         yield Problem(str(path), "empty_file", EMPTY)
+
+
+def _goes_on_in_next_line(path: Path) -> bool:
+    """Whether a file is one value over many lines, of which each would be a bad row."""
+    lines = [line.strip() for _, line in islice(iter_json_lines(path), 2)]
+    if (
+        len(lines) < 2
+        or lines[0][:1] not in (b"{", b"[")
+        or lines[0][-1:] not in (b"{", b"[", b",")
+    ):
+        return False
+    try:
+        # Where the second is a row, the first was only cut off.
+        return not isinstance(json.loads(lines[1]), dict)
+    except (ValueError, RecursionError):
+        return True
 
 
 def array_rows(path: Path) -> Iterator[Row | Problem]:

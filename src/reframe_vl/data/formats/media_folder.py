@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import unicodedata
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from reframe_vl.data.formats.media_facts import MediaFacts
+from reframe_vl.data.formats.media_search import VIDEO_SUFFIXES, MediaSearch
 from reframe_vl.data.formats.rows import Refused
-from reframe_vl.data.formats.windows import duration_notes
+from reframe_vl.data.formats.windows import duration_notes, end_notes
 from reframe_vl.data.media import ImageFile, MediaError
-from reframe_vl.data.record_parts import MediaInfo
+from reframe_vl.data.record_parts import AuditEntry, MediaInfo
 from reframe_vl.data.records import Record
 from reframe_vl.data.validation import segment_problem, size_problem
 from reframe_vl.data.video import GridRule
 from reframe_vl.data.video_records import video_info
 from reframe_vl.types import Modality
 
-VIDEO_SUFFIXES = frozenset(
-    (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".flv", ".ts", ".3gp")
-)
+_VIDEO_SUFFIX = ".mp4"
 
 
 def media_name(name: str) -> str:
@@ -34,6 +30,16 @@ def media_name(name: str) -> str:
     if not name.strip():
         raise Refused("media_missing", "the row names no media file. Name it, or leave it out.")
     return name
+
+
+def video_name(name: str) -> str:
+    """The name of a video that a row names with its suffix or without.
+
+    Raises:
+        Refused: It names no file.
+    """
+    is_whole = PurePosixPath(media_name(name)).suffix.lower() in VIDEO_SUFFIXES
+    return name if is_whole else name + _VIDEO_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class MediaFolder:
         Raises:
             Refused: The file is not there, cannot be read, or is not the one that is described.
         """
-        info = self._info(record.media.path, record.modality)
+        info, notes = self._info(record.media.path, record.modality)
         stated = record.media
         if stated.size is not None and info.size is not None and stated.size != info.size:
             raise Refused(*size_problem(stated.size, info.size))
@@ -64,7 +70,9 @@ class MediaFolder:
             odd = segment_problem(segment, info.duration_s)
             if odd is not None:
                 raise Refused(*odd)
-        notes = duration_notes(stated.duration_s, info.duration_s, "listed, decoded")
+            if stated.duration_s is None:
+                notes += end_notes(segment, info.duration_s, "is")
+        notes += duration_notes(stated.duration_s, info.duration_s, "listed, decoded")
         return record.model_copy(update={"media": info, "audit": (*record.audit, *notes)})
 
     def image_size(self, name: str) -> tuple[int, int] | None:
@@ -73,10 +81,14 @@ class MediaFolder:
         Raises:
             Refused: It is not there or cannot be read.
         """
-        return self._info(name, Modality.IMAGE).size
+        return self._info(name, Modality.IMAGE)[0].size
 
-    def _info(self, name: str, modality: Modality) -> MediaInfo:
-        path = self._find(name, modality)
+    @cached_property
+    def _search(self) -> MediaSearch:
+        return MediaSearch(self.folder)
+
+    def _info(self, name: str, modality: Modality) -> tuple[MediaInfo, list[AuditEntry]]:
+        path, notes = self._search.find(name, modality)
         if path not in self._infos:
             info = self.facts.get(path, modality, self.rule) if self.facts else None
             if info is None:
@@ -87,56 +99,7 @@ class MediaFolder:
                 if self.facts is not None:
                     self.facts.put(path, modality, self.rule, info)
             self._infos[path] = info
-        return self._infos[path]
-
-    def _find(self, name: str, modality: Modality) -> Path:
-        named = PurePosixPath(name.replace("\\", "/"))
-        # A row may name a path of the machine that it was written on, or one outside the folder.
-        if named.is_absolute() or ".." in named.parts:
-            named = PurePosixPath(named.name)
-        path = self.folder / named
-        # Unlike Path.is_file, this is no error for a name that no file can have.
-        if os.path.isfile(path):
-            return path.absolute()
-        found = self._by_name.get(_composed(named.name), [])
-        if not found and modality is Modality.VIDEO:
-            stem = named.stem if named.suffix in VIDEO_SUFFIXES else named.name
-            found = self._videos_by_stem.get(_composed(stem), [])
-        if not found:
-            raise Refused(
-                "media_missing",
-                f"the file {path} is not there, nor anywhere else in {self.folder}. Fetch it, or "
-                "check the folder given as media=.",
-            )
-        if len(found) > 1:
-            raise Refused(
-                "media_ambiguous",
-                f"{self.folder} holds several files {name!r}, such as {found[0]} and {found[1]}. "
-                "Give the folder of the right one.",
-            )
-        return found[0].absolute()
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Path]]:
-        found = defaultdict(list)
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                found[_composed(name)].append(Path(folder, name))
-        return dict(found)
-
-    @cached_property
-    def _videos_by_stem(self) -> dict[str, list[Path]]:
-        found = defaultdict(list)
-        for paths in self._by_name.values():
-            for path in paths:
-                if path.suffix.lower() in VIDEO_SUFFIXES:
-                    found[_composed(path.stem)].append(path)
-        return dict(found)
-
-
-def _composed(name: str) -> str:
-    """Archives made on a Mac write an accent as a letter of its own."""
-    return unicodedata.normalize("NFC", name)
+        return self._infos[path], notes
 
 
 def _read(path: Path, modality: Modality, rule: GridRule) -> MediaInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,3 +100,19 @@ def split_of(path: Path) -> str:
     """The split that a file's name tells, such as ``val`` of ``highlight_val_release.jsonl``."""
     found = re.search(r"(?<![a-z])(train|val|test)(?![a-z])|(train|val|test)", path.stem.lower())
     return (found[1] or found[2]) if found else "unknown"
+
+
+def check_path(path: Path) -> Path:
+    """The path itself.
+
+    Raises:
+        Refused: It is not of UTF-8, which record files are written in.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise Refused(
+            "bad_name", f"the path {shown} is not of UTF-8. Rename the file or its folder."
+        ) from error
+    return path

@@ -63,29 +63,38 @@ def segments_of(
         odd = segment_problem((start, end), duration_s)
         if odd is not None:
             raise Refused(*odd)
-        if duration_s is not None and end > 2 * duration_s:
-            raise Refused(
-                "segment_outside",
-                f"the window {[start, end]} is longer than the video, which is listed as "
-                f"{duration_s:g} s long: it is perhaps in another unit, or of another video. "
-                "Correct it, or leave the row out.",
-            )
+        late = end_notes((start, end), duration_s, "is listed as")
         if start < 0:
             notes.append(
                 changed("segment_clipped", f"the window {[start, end]} was made to start at 0")
             )
-        if duration_s is not None and end > duration_s + _NOISE_S:
-            notes.append(
-                kept(
-                    "segment_beyond_end",
-                    f"the window {[start, end]} ends after the video, which is listed as "
-                    f"{duration_s:g} s long",
-                )
-            )
+        notes += late
         segments.append((max(0.0, start), end))
     if len(set(segments)) < len(segments):
         notes.append(kept("repeated_segment", f"two of the windows {segments} are the same"))
     return tuple(segments), notes
+
+
+def end_notes(window: Seconds, duration_s: float | None, what: str) -> list[AuditEntry]:
+    """Notes that a window ends after its video.
+
+    Args:
+        what: How the duration is known, such as ``is listed as``.
+
+    Raises:
+        Refused: It ends later by more than the whole video.
+    """
+    if duration_s is None or window[1] <= duration_s + _NOISE_S:
+        return []
+    said = f"which {what} {duration_s:g} s long"
+    if window[1] > 2 * duration_s:
+        raise Refused(
+            "segment_outside",
+            f"the window {list(window)} is longer than the video, {said}: it is perhaps in another "
+            "unit, or of another video. Correct it, or leave the row out.",
+        )
+    note = f"the window {list(window)} ends after the video, {said}"
+    return [kept("segment_beyond_end", note)]
 
 
 def moment_question(text: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from reframe_vl.data.formats.boxes import fit_boxes
 from reframe_vl.data.formats.media_facts import MediaFacts
 from reframe_vl.data.formats.media_folder import MediaFolder
-from reframe_vl.data.formats.rows import STAGE, Refused, Row, kept
+from reframe_vl.data.formats.rows import STAGE, Refused, Row, check_path, kept
 from reframe_vl.data.records import (
     AnswerInfo,
     AuditEntry,
@@ -114,11 +114,11 @@ class Source(ABC):
         """The annotation files, and what is wrong with what is none."""
         for path in self.annotations:
             if not path.is_dir():
-                yield _packed(path) or path
+                yield _unusable(path) or path
                 continue
             found = [p for p in path.iterdir() if p.suffix.lower() in self.suffixes and p.is_file()]
             for file in sorted(found):
-                yield _packed(file) or file
+                yield _unusable(file) or file
             if not found:
                 message = f"the folder has no file {' or '.join(self.suffixes)}. Give another."
                 yield Problem(str(path), "no_file", message)
@@ -227,10 +227,19 @@ class Source(ABC):
         return record.model_copy(update={"audit": (*record.audit, note)})
 
 
-def _packed(path: Path) -> Problem | None:
-    """Compressed files look like damaged ones otherwise, line by line."""
-    with path.open("rb") as stream:
-        head = stream.read(max(map(len, _PACKED)))
+def _unusable(path: Path) -> Problem | None:
+    """Says why a file is not read: compressed ones look damaged otherwise, line by line."""
+    try:
+        check_path(path)
+    except Refused as refused:
+        # The path itself could not be written to a log.
+        return refused.at("an annotation file")
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(max(map(len, _PACKED)))
+    except PermissionError as error:
+        message = f"it cannot be read: {error.strerror}. Mend its permissions, or leave it out."
+        return Problem(str(path), "unreadable_file", message)
     for mark, kind in _PACKED.items():
         if head.startswith(mark):
             return Problem(str(path), "compressed", f"it is compressed ({kind}): unpack it first.")

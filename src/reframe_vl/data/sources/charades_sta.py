@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import PositiveFloat
 
 from reframe_vl.data.formats.json_files import EMPTY, Member, line_rows, members
-from reframe_vl.data.formats.media_folder import media_name
+from reframe_vl.data.formats.media_folder import video_name
 from reframe_vl.data.formats.rows import Refused, Row, RowFields, Text, split_of
 from reframe_vl.data.formats.windows import Window, moment_answer, moment_question, segments_of
 from reframe_vl.data.records import MediaInfo, Record
@@ -26,7 +26,6 @@ from reframe_vl.data.text_files import iter_json_lines
 from reframe_vl.types import Modality
 
 _LINE = re.compile(r"(?P<vid>\S+)\s+(?P<start>\S+)\s+(?P<end>\S+?)\s*##(?P<query>.*)", re.DOTALL)
-_SUFFIX = ".mp4"
 
 
 class _Query(RowFields):
@@ -98,7 +97,7 @@ class CharadesSta(Source):
             row,
             modality=Modality.VIDEO,
             media=MediaInfo(
-                path=media_name(fields.vid.removesuffix(_SUFFIX)) + _SUFFIX,
+                path=video_name(fields.vid),
                 duration_s=fields.duration,
             ),
             split=fields.split or split_of(row.path),

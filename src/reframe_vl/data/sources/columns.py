@@ -18,7 +18,8 @@ from pydantic import ValidationError as FieldsError
 
 from reframe_vl.data.formats.boxes import from_corner_and_size
 from reframe_vl.data.formats.choices import choose, number_of_letter, number_of_text
-from reframe_vl.data.formats.media_folder import VIDEO_SUFFIXES, media_name
+from reframe_vl.data.formats.media_folder import media_name
+from reframe_vl.data.formats.media_search import VIDEO_SUFFIXES
 from reframe_vl.data.formats.rows import Number, Refused, Row, RowFields, Text, kept, split_of
 from reframe_vl.data.formats.table_files import table_rows
 from reframe_vl.data.formats.windows import Window, segments_of
@@ -131,13 +132,22 @@ class ColumnsTable(Source):
         """One row a row; what the mapping is wrong about comes first."""
         files = list(self.files())
         self._columns = Columns()
-        for path in files:
-            if path.suffix.lower() in _MAPPING_SUFFIXES:
-                read = _mapping(path)
-                if isinstance(read, Problem):
-                    yield read
-                    return
-                self._columns = read
+        # A file may be given twice.
+        named = dict.fromkeys(files)
+        mappings = [path for path in named if path.suffix.lower() in _MAPPING_SUFFIXES]
+        if len(mappings) > 1:
+            message = (
+                f"{mappings[0].name} maps the columns already, and one mapping counts for all "
+                "tables. Build each table with its own mapping, by itself."
+            )
+            yield Problem(str(mappings[1]), "bad_columns", message)
+            return
+        for path in mappings:
+            read = _mapping(path)
+            if isinstance(read, Problem):
+                yield read
+                return
+            self._columns = read
         for path in files:
             if path.suffix.lower() not in _MAPPING_SUFFIXES:
                 yield from table_rows(path)

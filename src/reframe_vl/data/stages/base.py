@@ -91,6 +91,11 @@ def open_file(record: Record, root: Path = Path()) -> Media:
     return VideoFile(path, record.media.grid or GridRule(), record.media.facts)
 
 
+def adapter_of(id_: str) -> str:
+    """The adapter that made a record, by the record's id."""
+    return id_.partition("/")[0]
+
+
 def undecided(record: Record) -> Outcome:
     """A verifier gave no answer: that is no verdict."""
     return Outcome(record, None, "no_answer_of_verifier")

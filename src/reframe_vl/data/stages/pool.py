@@ -5,28 +5,29 @@ The adapters of ``data/sources`` make the records; here they are compared with e
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from reframe_vl.data.fingerprint import as_words, distances, fingerprint
-from reframe_vl.data.media import MediaError, file_key
-from reframe_vl.data.records import Record, read_records
-from reframe_vl.data.stages.base import OpenMedia, Outcome, Stage, decided, open_file
+from reframe_vl.data.media import MediaError
+from reframe_vl.data.records import Record
+from reframe_vl.data.stages.base import OpenMedia, Outcome, Stage, adapter_of, decided
+from reframe_vl.data.stages.held_out import HeldOut, content_key, id_with_folder, media_id
 from reframe_vl.rewards.answer import is_right
-from reframe_vl.types import Answer, Media
+from reframe_vl.types import Answer
 
 NAME = "pool"
-VERSION = "2"
+VERSION = "3"
+
+_THREADS = 4
+"""Files looked at at once: a large image takes half a GiB while it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -41,103 +42,29 @@ class PoolSettings:
     max_distance: float | None = 4.0
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The media of evaluations, which never become training data.
-
-    Attributes:
-        keys: Hashes of their files, as of ``Media.key``.
-        ids: Of records; and of media, as ``media_id``.
-        prints: Fingerprints, to find copies that were encoded anew.
-    """
-
-    keys: frozenset[str] = frozenset()
-    ids: frozenset[str] = frozenset()
-    prints: tuple[tuple[str, ...], ...] = ()
-
-    @cached_property
-    def words(self) -> dict[int, npt.NDArray[np.uint64]]:
-        """The fingerprints as numbers, by their number of frames."""
-        by_length: dict[int, list[npt.NDArray[np.uint64]]] = defaultdict(list)
-        for prints in self.prints:
-            by_length[len(prints)].append(as_words(prints))
-        return {length: np.stack(words) for length, words in by_length.items()}
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal contents."""
-        text = repr((sorted(self.keys), sorted(self.ids), sorted(self.prints)))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def held_out_of(records: Iterable[Record], open_media: OpenMedia) -> HeldOut:
-    """The media of evaluation records; a file that is not there is known by its name alone.
-
-    Raises:
-        MediaError: A file is there and cannot be read.
-    """
-    keys, ids, prints = set(), set(), set()
-    for record in records:
-        ids |= {record.id, media_id(record)}
-        try:
-            media = open_media(record)
-            keys.add(content_key(media))
-            prints.add(fingerprint(media))
-        except MediaError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-    return HeldOut(frozenset(keys), frozenset(ids), tuple(sorted(prints)))
-
-
-def read_held_out(paths: Sequence[Path]) -> HeldOut:
-    """The media of the record files of evaluations.
-
-    Raises:
-        FileNotFoundError: A record file is not there.
-        MediaError: A media file is there and cannot be read.
-    """
-    keys: set[str] = set()
-    ids: set[str] = set()
-    prints: set[tuple[str, ...]] = set()
-    for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"held_out={path} is not there: give a record file of an evaluation."
-            )
-        found = held_out_of(read_records(path), partial(open_file, root=path.absolute().parent))
-        keys, ids, prints = keys | found.keys, ids | found.ids, prints | set(found.prints)
-    return HeldOut(frozenset(keys), frozenset(ids), tuple(sorted(prints)))
-
-
-def media_id(record: Record) -> str:
-    """What a source calls the media: names of files alone recur from source to source."""
-    return f"{record.source}/{Path(record.media.path).stem}"
-
-
-def content_key(media: Media) -> str:
-    """Names the content of media; of a video whatever its grid."""
-    path = getattr(media, "path", None)
-    return file_key(path) if isinstance(path, Path) else media.key
-
-
 def pool(
     records: Sequence[Record],
     open_media: OpenMedia | None,
     held_out: HeldOut,
     settings: PoolSettings,
+    unread: frozenset[str] = frozenset(),
 ) -> list[Outcome]:
     """Drops evaluation media, and takes fingerprints for ``settle_doubles``.
 
     Args:
         open_media: None where media are not read: then they are told apart by source and name.
+        unread: Adapters whose media are not read although those of others are.
     """
-    names = [_name(record, open_media is not None) for record in records]
-    by_name = dict(zip(names, records, strict=True))
-    with ThreadPoolExecutor() as threads:
-        found = threads.map(partial(_prints, open_media=open_media), by_name.values())
+    opens = [None if adapter_of(record.id) in unread else open_media for record in records]
+    names = [_name(record, how is not None) for record, how in zip(records, opens, strict=True)]
+    by_name = dict(zip(names, zip(records, opens, strict=True), strict=True))
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = threads.map(lambda pair: _prints(*pair), by_name.values())
         prints = dict(zip(by_name, found, strict=True))
-    pairs = zip(names, records, strict=True)
-    return [_judged(record, prints[name], held_out, settings) for name, record in pairs]
+    return [
+        _judged(record, prints[name], held_out, settings, is_read=how is not None)
+        for record, name, how in zip(records, names, opens, strict=True)
+    ]
 
 
 def _name(record: Record, is_file: bool) -> str:
@@ -161,13 +88,14 @@ def _judged(
     found: tuple[str, tuple[str, ...]] | str,
     held_out: HeldOut,
     settings: PoolSettings,
+    is_read: bool,
 ) -> Outcome:
     if isinstance(found, str):
         return decided(record, NAME, "dropped", "media_unreadable", found)
     key, prints = found
-    named = {record.id, media_id(record)} & held_out.ids
-    if named:
-        note = f"{named.pop()} is of an evaluation"
+    named = _named(record, held_out, is_read)
+    if named is not None:
+        note = f"{named} is of an evaluation"
         return decided(record, NAME, "dropped", "evaluation_id", note)
     if key in held_out.keys or _is_near(prints, held_out, settings.max_distance):
         note = f"its media {record.media.path} are those of an evaluation"
@@ -176,6 +104,17 @@ def _judged(
         note = f"the answer {record.answer.value!r} cannot be read as {record.answer.kind}"
         return decided(record, NAME, "dropped", "answer_unreadable", note)
     return Outcome(record, "kept", facts={"key": key, "prints": list(prints)})
+
+
+def _named(record: Record, held_out: HeldOut, is_read: bool) -> str | None:
+    """The name by which a record, or its media, are of an evaluation."""
+    if record.id in held_out.ids:
+        return record.id
+    if not is_read:
+        return media_id(record) if media_id(record) in held_out.names else None
+    # Files that are both there are compared by what is in them.
+    names = (media_id(record), id_with_folder(record))
+    return next((name for name in names if name in held_out.missing), None)
 
 
 def _is_near(prints: tuple[str, ...], held_out: HeldOut, max_distance: float | None) -> bool:
@@ -199,11 +138,11 @@ def settle_doubles(outcomes: Sequence[Outcome], settings: PoolSettings) -> dict[
         exact[outcome.facts["key"], asked(outcome.record)].append(number)
     for numbers in exact.values():
         first = outcomes[numbers[0]].record
-        answers = {answered(outcomes[number].record) for number in numbers}
-        for number in numbers[0 if len(answers) > 1 else 1 :]:
+        num_answers = _num_answers([outcomes[number].record for number in numbers])
+        for number in numbers[0 if num_answers > 1 else 1 :]:
             record = outcomes[number].record
-            if len(answers) > 1:
-                note = f"the same is asked of the same media with {len(answers)} different answers"
+            if num_answers > 1:
+                note = f"the same is asked of the same media with {num_answers} different answers"
                 settled[number] = decided(record, NAME, "dropped", "answers_disagree", note)
             else:
                 note = f"{first.id} asks the same of the same media"
@@ -243,6 +182,23 @@ def answered(record: Record) -> str:
     return _plain(value)
 
 
+def _num_answers(records: Sequence[Record]) -> int:
+    """How many different things records answer that ask the same."""
+    distinct: list[Record] = []
+    for record in {answered(record): record for record in records}.values():
+        if not any(_means_the_same(record, other) for other in distinct):
+            distinct.append(record)
+    return len(distinct)
+
+
+def _means_the_same(first: Record, second: Record) -> bool:
+    """Whether the answer to one is right as an answer to the other, too."""
+    if "mcq" in (first.answer.kind, second.answer.kind):
+        return answered(first) == answered(second)
+    pairs = ((first, second), (second, first))
+    return any(is_right(a.answer.value, Answer(**dict(b.answer))) for a, b in pairs)
+
+
 def _plain(text: str) -> str:
     folded = unicodedata.normalize("NFKC", text).casefold()
     # Signs that change a number stay.
@@ -251,14 +207,16 @@ def _plain(text: str) -> str:
 
 def pool_stage(
     open_media: OpenMedia | None,
-    held_out: HeldOut = HeldOut(),
-    settings: PoolSettings = PoolSettings(),
+    held_out: HeldOut,
+    settings: PoolSettings,
+    unread: frozenset[str],
 ) -> Stage:
     """The stage, ready to run."""
+    read = {"media": open_media is not None, "unread": sorted(unread)}
     return Stage(
         NAME,
         VERSION,
-        asdict(settings) | {"held_out": held_out.digest, "media": open_media is not None},
-        partial(pool, open_media=open_media, held_out=held_out, settings=settings),
+        asdict(settings) | {"held_out": held_out.digest} | read,
+        partial(pool, open_media=open_media, held_out=held_out, settings=settings, unread=unread),
         settle=partial(settle_doubles, settings=settings),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from reframe_vl.data.formats.media_folder import VIDEO_SUFFIXES
+from reframe_vl.data.formats.media_search import VIDEO_SUFFIXES
 from reframe_vl.data.formats.rows import Refused
 from reframe_vl.data.media import ImageFile, MediaError
 from reframe_vl.data.video import GridRule, VideoFile
