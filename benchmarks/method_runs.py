@@ -235,3 +235,31 @@ def write_page(
     folder.mkdir(parents=True, exist_ok=True)
     page = f"# {title}\n\n{state}\n\n{text.strip()}\n\n{tables}\n\n{source}\n"
     (folder / f"{name}.md").write_text(page)
+
+
+def cells(
+    entries: Mapping[str, Mapping[str, dict[str, Any] | None]], columns: Sequence[str]
+) -> list[Row]:
+    """Measures by name as rows of a table; what has none of them has no row."""
+    return [
+        {"": name, **{column: cell(found.get(column)) for column in columns}}
+        for name, found in entries.items()
+        if any(found.values())
+    ]
+
+
+def publish(
+    name: str,
+    title: str,
+    text: str,
+    folder: Path,
+    rows: Rows,
+    content: dict[str, Any],
+    tables: Mapping[str, list[Row]],
+    json_file: Path | None,
+) -> None:
+    """Writes an experiment's JSON and page, and prints its tables."""
+    common.write_json(json_file or folder / f"{name}.json", content)
+    write_page(name, title, text, folder, {**content, "tables": tables}, rows.protocol)
+    for heading, part in tables.items():
+        common.show(part, heading)

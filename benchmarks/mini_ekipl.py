@@ -23,10 +23,10 @@ from method_runs import (
     Table,
     at_end,
     at_start,
-    cell,
+    cells,
+    publish,
     result,
     timed,
-    write_page,
 )
 from mini_rows import PROTOCOL_FILES, Rows
 from side_by_side import Children
@@ -197,24 +197,15 @@ def write_report(runs: list[Run], rows: Rows, settings: Settings, folder: Path, 
     shown = [{"run": run.name, "seconds": row["seconds"]} for run, row in table.rows.items()]
     content = common.report(shown, summary)
     tables = {
-        "Measures at the end": _cells(levels, list(measures)),
-        "Differences": _cells(differences, list(measures)),
-        "What was kept of the pools, over training": _cells(
+        "Measures at the end": cells(levels, list(measures)),
+        "Differences": cells(differences, list(measures)),
+        "What was kept of the pools, over training": cells(
             own, ["first_steps", "last_steps", "rise"]
         ),
     }
-    common.write_json(args.json or folder / f"{NAME}.json", content)
-    page = {**content, "tables": tables}
-    write_page(NAME, "Vision-EKIPL on the mini image world", TEXT, folder, page, rows.protocol)
-    for title, part in tables.items():
-        common.show(part, title)
-
-
-def _cells(entries: dict[str, Any], columns: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"": name, **{column: cell(found.get(column)) for column in columns}}
-        for name, found in entries.items()
-    ]
+    publish(
+        NAME, "Vision-EKIPL on the mini image world", TEXT, folder, rows, content, tables, args.json
+    )
 
 
 def main() -> None:

@@ -22,12 +22,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
+from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.evaluation.outcomes import Arm, EvaluationResult
 from reframe_vl.evaluation.packing import Items, items_of, pack
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.policy.loading import Policy
 from reframe_vl.runs import register_resolvers
-from reframe_vl.training import load_checkpoint
 
 CURVE_ARMS = tuple(arm.value for arm in Arm if arm is not Arm.NO_TOOLS_MATCHED)
 

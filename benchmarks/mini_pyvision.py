@@ -26,10 +26,10 @@ from method_runs import (
     Table,
     at_end,
     at_start,
-    cell,
+    cells,
+    publish,
     result,
     timed,
-    write_page,
 )
 from mini_rows import PROTOCOL_FILES, Rows
 from python_lessons import CONTEXT, FULL_CONTEXT
@@ -199,25 +199,13 @@ def write_report(runs: list[Run], rows: Rows, folder: Path, args: Any) -> None:
     shown = [{"run": run.name, "seconds": row["seconds"]} for run, row in table.rows.items()]
     content = common.report(shown, summary)
     tables = {
-        "Tool calls and measures": _cells(levels, list(measures)),
-        "Differences": _cells(differences, list(measures)),
+        "Tool calls and measures": cells(levels, list(measures)),
+        "Differences": cells(differences, list(measures)),
         "Visual tokens of a video": [
             {"on demand": on_demand, "whole video": shown_whole, "ratio": ratio}
         ],
     }
-    common.write_json(args.json or folder / f"{NAME}.json", content)
-    page = {**content, "tables": tables}
-    write_page(NAME, "PyVision-RL on the mini worlds", TEXT, folder, page, rows.protocol)
-    for title, part in tables.items():
-        common.show(part, title)
-
-
-def _cells(entries: dict[str, Any], columns: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"": name, **{column: cell(found[column]) for column in columns}}
-        for name, found in entries.items()
-        if any(found.values())
-    ]
+    publish(NAME, "PyVision-RL on the mini worlds", TEXT, folder, rows, content, tables, args.json)
 
 
 def main() -> None:

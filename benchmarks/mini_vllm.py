@@ -17,7 +17,7 @@ from typing import Any
 
 import common
 from experiment import Work, arguments, carry_out
-from method_runs import Laboratory, Measure, Row, Run, Table, cell, result, timed, write_page
+from method_runs import Laboratory, Measure, Row, Run, Table, cells, publish, result, timed
 from mini_rows import PROTOCOL_FILES, Rows
 from side_by_side import Children
 
@@ -121,22 +121,20 @@ def write_report(runs: list[Run], rows: Rows, folder: Any, args: Any) -> None:
     summary = {**levels, "differences": differences, "missing": table.missing}
     content = common.report(each, summary)
     tables = {
-        "Measures": _cells(levels),
-        "Differences": _cells(differences),
+        "Measures": cells(levels, list(MEASURES)),
+        "Differences": cells(differences, list(MEASURES)),
         "Runs": each,
     }
-    common.write_json(args.json or folder / f"{NAME}.json", content)
-    page = {**content, "tables": tables}
-    write_page(NAME, "The mini experiment with rollouts by vLLM", TEXT, folder, page, rows.protocol)
-    for title, part in tables.items():
-        common.show(part, title)
-
-
-def _cells(entries: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"": name, **{column: cell(found.get(column)) for column in MEASURES}}
-        for name, found in entries.items()
-    ]
+    publish(
+        NAME,
+        "The mini experiment with rollouts by vLLM",
+        TEXT,
+        folder,
+        rows,
+        content,
+        tables,
+        args.json,
+    )
 
 
 def main() -> None:

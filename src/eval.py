@@ -18,7 +18,7 @@ register_resolvers()
 def main(cfg: DictConfig) -> None:
     """Runs one evaluation."""
     # Imported here, so that a mistyped override is told at once and not after seconds of imports.
-    from reframe_vl.training import evaluate_checkpoint
+    from reframe_vl.evaluating import evaluate_checkpoint
 
     evaluate_checkpoint(cfg)
 

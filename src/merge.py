@@ -46,8 +46,8 @@ def consolidate(cfg: DictConfig) -> None:
     from reframe_vl.checkpoint.card import model_card
     from reframe_vl.checkpoint.export import export_policy
     from reframe_vl.checkpoint.reading import read_progress
+    from reframe_vl.evaluating import load_checkpoint
     from reframe_vl.runs import latest_checkpoint
-    from reframe_vl.training import load_checkpoint
 
     checkpoints, output = _checkpoints(cfg), _output(cfg)
     if len(checkpoints) != 1:
@@ -137,7 +137,7 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
     from reframe_vl import runs
     from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG
     from reframe_vl.checkpoint.export import export_policy
-    from reframe_vl.training import load_checkpoint
+    from reframe_vl.evaluating import load_checkpoint
 
     if (path / runs.POLICY / "config.json").is_file():
         return path / runs.POLICY

@@ -28,6 +28,18 @@ def one_torch_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def random_model(tmp_path_factory) -> Path:
+    """The folder of the mini model with random weights."""
+    from reframe_vl.mini.model import build_model, save_checkpoint
+    from reframe_vl.mini.tokenizer import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model") / "random"
+    tokenizer = build_tokenizer()
+    save_checkpoint(build_model(tokenizer, 0), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of the optional real media; a test that asks for it is skipped without."""
     named = os.environ.get("REFRAME_TEST_DATA")

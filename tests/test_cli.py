@@ -25,8 +25,6 @@ from reframe_vl.lightning_config import (
     to_lightning,
     without_default_callables,
 )
-from reframe_vl.mini.model import build_model, save_checkpoint
-from reframe_vl.mini.tokenizer import build_tokenizer
 from reframe_vl.training import train
 
 ROOT = Path(__file__).parents[1]
@@ -35,12 +33,9 @@ runs.register_resolvers()
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "random"
-    tokenizer = build_tokenizer()
-    save_checkpoint(build_model(tokenizer, 0), tokenizer, folder)
+def small(random_model):
     return [
-        f"model.path={folder}",
+        f"model.path={random_model}",
         "steps=2",
         "prompts_per_step=2",
         "rollouts_per_prompt=4",

@@ -9,10 +9,11 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import CompactHydraException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.mini.model import base_folder
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import register_resolvers
-from reframe_vl.training import load_checkpoint, train
+from reframe_vl.training import train
 from reframe_vl.types import Provenance
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -15,7 +15,16 @@ LAYERS = (
     ("algorithms", "mini"),
     ("strategies",),
     ("evaluation", "callbacks"),
-    ("slurm", "runs", "training", "lightning_config", "lightning_cli", "command", "sweeps"),
+    (
+        "slurm",
+        "runs",
+        "evaluating",
+        "training",
+        "lightning_config",
+        "lightning_cli",
+        "command",
+        "sweeps",
+    ),
     ("viewer", "play", "lmms_plugin", "budget"),
 )
 """The library from the bottom up. A part imports from lower layers and its own, never upwards."""

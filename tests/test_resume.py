@@ -13,19 +13,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reframe_vl.mini.model import build_model, save_checkpoint
-from reframe_vl.mini.tokenizer import build_tokenizer
-
 ROOT = Path(__file__).parents[1]
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "random"
-    tokenizer = build_tokenizer()
-    save_checkpoint(build_model(tokenizer, 0), tokenizer, folder)
-    return folder
 
 
 def command(model, logs, *overrides):
@@ -78,20 +67,20 @@ def scalar_steps(run, tag):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(model, tmp_path_factory):
+def undisturbed(random_model, tmp_path_factory):
     logs = tmp_path_factory.mktemp("undisturbed")
-    result = launch(model, logs)
+    result = launch(random_model, logs)
     assert result.returncode == 0, result.stderr
     return the_run(logs)
 
 
 def test_f16_g12_g13_g19_killed_again_and_again_the_same_command_ends_bit_for_bit_the_same(
-    model, undisturbed, tmp_path
+    random_model, undisturbed, tmp_path
 ):
     for kill_at in ("0:rollout", "1:accumulation", "2:update", "3:checkpoint", "4:rollout"):
-        result = launch(model, tmp_path, "resume=auto", kill_at=kill_at)
+        result = launch(random_model, tmp_path, "resume=auto", kill_at=kill_at)
         assert result.returncode == -signal.SIGKILL, result.stderr
-    result = launch(model, tmp_path, "resume=auto")
+    result = launch(random_model, tmp_path, "resume=auto")
     assert result.returncode == 0, result.stderr
     run = the_run(tmp_path)
     expected = kept_files(undisturbed)
@@ -102,10 +91,16 @@ def test_f16_g12_g13_g19_killed_again_and_again_the_same_command_ends_bit_for_bi
     assert len(scalar_steps(run, tag)) == STEPS
 
 
-def test_g14_a_signal_saves_after_the_step_and_says_how_to_go_on(model, undisturbed, tmp_path):
+def test_g14_a_signal_saves_after_the_step_and_says_how_to_go_on(
+    random_model, undisturbed, tmp_path
+):
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}"}
     process = subprocess.Popen(
-        command(model, tmp_path), env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        command(random_model, tmp_path),
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*/*/rollouts/step_000001.jsonl")):
@@ -129,21 +124,21 @@ def test_g14_a_signal_saves_after_the_step_and_says_how_to_go_on(model, undistur
     assert kept_files(the_run(tmp_path)) == kept_files(undisturbed)
 
 
-def test_a_finished_run_is_not_done_again(model, tmp_path):
+def test_a_finished_run_is_not_done_again(random_model, tmp_path):
     small = ("steps=1", "data.evaluation_size=4", "evaluate=true", "evaluation.every=0")
     small += ("evaluation.arms=[tools,no_tools]",)
-    assert launch(model, tmp_path, *small, "resume=auto").returncode == 0
+    assert launch(random_model, tmp_path, *small, "resume=auto").returncode == 0
     results = the_run(tmp_path) / "results.json"
     written = results.stat().st_mtime_ns
     assert json.loads(results.read_text())["items"] == 4
-    again = launch(model, tmp_path, *small, "resume=auto")
+    again = launch(random_model, tmp_path, *small, "resume=auto")
     assert again.returncode == 0
     assert "accuracy with tools" in again.stdout
     assert results.stat().st_mtime_ns == written
 
 
-def test_g17_multirun_floats_stay_floats_and_runs_do_not_share_a_folder(model, tmp_path):
-    result = launch(model, tmp_path, "steps=1", "lr=1e-6,1e-5", "evaluation.every=0", "-m")
+def test_g17_multirun_floats_stay_floats_and_runs_do_not_share_a_folder(random_model, tmp_path):
+    result = launch(random_model, tmp_path, "steps=1", "lr=1e-6,1e-5", "evaluation.every=0", "-m")
     assert result.returncode == 0, result.stderr
     configs = sorted((tmp_path / "gdgrpo_spatial").glob("*/config.yaml"))
     rates = {line for c in configs for line in c.read_text().splitlines() if line.startswith("lr:")}
@@ -164,8 +159,8 @@ def test_g17_multirun_floats_stay_floats_and_runs_do_not_share_a_folder(model, t
         ("lr=fast", "lr=fast must be a number"),
     ],
 )
-def test_a_wrong_override_gets_a_sentence_with_the_remedy(model, tmp_path, override, words):
-    extra = [] if override.startswith(("model", "base")) else [f"model.path={model}"]
+def test_a_wrong_override_gets_a_sentence_with_the_remedy(random_model, tmp_path, override, words):
+    extra = [] if override.startswith(("model", "base")) else [f"model.path={random_model}"]
     result = subprocess.run(
         [sys.executable, str(ROOT / "src/train.py"), f"paths.log_dir={tmp_path}", *extra, override],
         capture_output=True,

@@ -9,11 +9,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import IDENTITY, ConfigError, register_resolvers
-from reframe_vl.training import load_checkpoint, train
+from reframe_vl.training import train
 from reframe_vl.types import CallStatus, Provenance
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -152,3 +153,18 @@ def test_a_domain_that_does_not_occur_needs_no_teacher(tmp_path):
     given = [f"teachers.spatial={base_folder(1)}", "+teachers.unrouted=http://127.0.0.1:9"]
     assert train(distillation(tmp_path / "run", "data=mini_image", *given)) == {}
     assert (tmp_path / "run" / IDENTITY).exists()
+
+
+def test_a_step_in_pure_bfloat16_trains(random_model, tmp_path):
+    cfg = composed(
+        tmp_path,
+        f"model.path={random_model}",
+        "trainer.precision=bf16-true",
+        "steps=1",
+        "prompts_per_step=1",
+        "rollouts_per_prompt=2",
+        "evaluate=false",
+        "evaluation.every=0",
+    )
+    assert train(cfg) == {}
+    assert (tmp_path / "policy" / "model.safetensors").is_file()

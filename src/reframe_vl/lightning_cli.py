@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf import DictConfig, OmegaConf
 
-from reframe_vl import runs, slurm, training
+from reframe_vl import evaluating, runs, slurm, training
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.command import Command, open_log
 from reframe_vl.data.datamodule import SampleDataModule
@@ -108,7 +108,7 @@ class TrainingCLI(LightningCLI):
         if self.command.subcommand == "fit":
             self.run = self.stack.enter_context(training.open_run(cfg))
             if self.run.finished is not None:
-                training.show(self.run.finished)
+                evaluating.show(self.run.finished)
                 raise SystemExit(0)
             for logger in config.trainer.logger or []:
                 logger["dict_kwargs"] = training.purged(self.run.checkpoint)
@@ -158,11 +158,11 @@ class TrainingCLI(LightningCLI):
         policy, base = model.components, None
         if checkpoint is not None:
             with runs.readable_errors():
-                policy = training.load_checkpoint(self.cfg, Path(checkpoint))
+                policy = evaluating.load_checkpoint(self.cfg, Path(checkpoint))
             base = model.components if self.cfg.evaluation.base else None
         folder = Path(self.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        training.evaluate(self.cfg, policy, base, folder / runs.RESULTS, items)
+        evaluating.evaluate(self.cfg, policy, base, folder / runs.RESULTS, items)
 
     def _options(self) -> Sequence[str]:
         """The options, with what is in config files in their place, in Lightning's form."""

@@ -1,8 +1,7 @@
-"""One training run from its composed config: fit, export, final table."""
+"""One training run from its composed config: fit and export, and then its final table."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ from hydra.utils import instantiate
 from lightning import seed_everything
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from reframe_vl import runs, slurm
@@ -27,19 +25,12 @@ from reframe_vl.callbacks.graceful_stop import GracefulStop
 from reframe_vl.callbacks.rollout import RolloutCallback
 from reframe_vl.checkpoint.card import model_card
 from reframe_vl.checkpoint.export import export_policy
-from reframe_vl.checkpoint.reading import form_of, read_progress, read_weights
+from reframe_vl.checkpoint.reading import form_of, read_progress
 from reframe_vl.data.datamodule import SampleDataModule
-from reframe_vl.evaluation import benchmark_results
-from reframe_vl.evaluation.benchmark_report import reward_curves, write_report
-from reframe_vl.evaluation.benchmark_run import BenchmarkRun
+from reframe_vl.evaluating import evaluate, load_checkpoint, show
 from reframe_vl.evaluation.outcomes import named_arms
-from reframe_vl.evaluation.pass_at_k import pass_curve, sample_answers
-from reframe_vl.evaluation.policy import evaluate_policy
-from reframe_vl.evaluation.report import results, table
-from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.sharding import is_sharded
 from reframe_vl.strategies import DeepSpeedZeRO, check_resumable
-from reframe_vl.tools.base import close_tools
 
 logger = logging.getLogger(__name__)
 
@@ -225,140 +216,3 @@ def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
 
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:
     return [c for c in trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]
-
-
-# ------------------------------------------------------------------ evaluation
-
-
-def evaluate(
-    cfg: DictConfig, policy: Policy, base: Policy | None, path: Path, limit: int | None = None
-) -> dict[str, Any]:
-    """Evaluates a policy, and a base beside it, and writes and prints the results.
-
-    Args:
-        cfg: The whole config.
-        policy: Evaluated.
-        base: Evaluated beside it, where there is one.
-        path: Of the results.
-        limit: The first so many items; None: all.
-    """
-    settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
-    data: SampleDataModule = instantiate(cfg.data)
-    samples, conflict = data.evaluation_samples(limit), data.conflict_samples(limit)
-    logger.info("Evaluating on %d items", len(samples))
-    try:
-        played = [
-            evaluate_policy(p, settings, tools, samples, conflict, cfg.evaluation.arms)
-            for p in (policy, base)
-            if p is not None
-        ]
-        report = results(*played)
-        count, items = (cfg.evaluation.pass_at_k[name] for name in ("samples", "items"))
-        for p, part in ((policy, report), (base, report["base"])) if count else ():
-            if p is not None:
-                answers = sample_answers(p, settings, tools, samples[:items], count)
-                part["pass_at_k"] = pass_curve(answers)
-    finally:
-        close_tools(tools)
-    _write(report, path)
-    return show(report)
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    os.replace(temporary, path)
-
-
-def show(report: dict[str, Any]) -> dict[str, Any]:
-    """Prints the results' table."""
-    Console().print(table(report))
-    return report
-
-
-def evaluate_checkpoint(cfg: DictConfig) -> dict[str, Any]:
-    """Evaluates the checkpoint ``cfg.ckpt``, and the model it was trained from beside it.
-
-    Raises:
-        ConfigError: The evaluation cannot be set up as configured.
-    """
-    with runs.readable_errors():
-        OmegaConf.resolve(cfg)
-        named_arms(cfg.evaluation.arms)
-        torch.set_num_threads(cfg.num_threads or os.cpu_count() or 1)
-        disable_progress_bar()
-        out = Path(cfg.out or cfg.paths.run_dir) / runs.RESULTS
-        out.parent.mkdir(parents=True, exist_ok=True)
-    if cfg.benchmarks:
-        return evaluate_on_benchmarks(cfg, out)
-    with runs.readable_errors():
-        policy = load_checkpoint(cfg, Path(cfg.ckpt))
-        base = instantiate(cfg.model) if cfg.evaluation.base else None
-    report = evaluate(cfg, policy, base, out)
-    logger.info("Wrote %s", out)
-    return report
-
-
-def evaluate_on_benchmarks(cfg: DictConfig, out: Path) -> dict[str, Any]:
-    """Evaluates the checkpoint ``cfg.ckpt`` on public benchmarks (docs/evaluation.md).
-
-    What was answered before, in the same folder, is not asked again.
-
-    Raises:
-        ConfigError: The evaluation cannot be set up as configured.
-    """
-    settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
-    places = {name: instantiate(node) for name, node in cfg.benchmarks.items()}
-    run = BenchmarkRun(places, instantiate(cfg.benchmark_settings), out.parent, str(cfg.ckpt))
-    try:
-        with runs.readable_errors():
-            run.open(settings, tools)
-            policy = load_checkpoint(cfg, Path(cfg.ckpt))
-        report = run.play(policy, settings, tools, instantiate(cfg.rollout.engine))
-    finally:
-        close_tools(tools)
-    _write(report, out)
-    ckpt = Path(cfg.ckpt).absolute()
-    trained = [folder for folder in (ckpt, *ckpt.parents[:2]) if (folder / runs.IDENTITY).is_file()]
-    write_report(report, out.parent, reward_curves(trained[0]) if trained else {})
-    Console().print(benchmark_results.table(report))
-    logger.info("Wrote %s and report.md, report.png beside it.", out)
-    return report
-
-
-def load_checkpoint(cfg: DictConfig, path: Path) -> Policy:
-    """A policy from a run directory, a checkpoint folder or a run's ``.ckpt`` file.
-
-    Raises:
-        FileNotFoundError: There is no checkpoint at the path.
-        ValueError: The checkpoint is not of ``cfg.model``.
-    """
-    if (path / runs.POLICY / "config.json").is_file():
-        path = path / runs.POLICY
-    if (path / "config.json").is_file():
-        loaded: Policy = instantiate(cfg.model, path=str(path))
-        return loaded
-    if path.is_dir() and (latest := runs.latest_checkpoint(path)):
-        path = latest
-    if form_of(path) is None:
-        raise FileNotFoundError(
-            f"No checkpoint at {path}: give a run directory, a folder with config.json, or one of "
-            "a run's complete checkpoints."
-        )
-    policy: Policy = instantiate(cfg.model)
-    weights = read_weights(path)
-    known = {name: value.shape for name, value in policy.model.state_dict().items()}
-    if not {name: value.shape for name, value in weights.items()}.items() <= known.items():
-        raise ValueError(
-            f"{path} does not fit {policy.path}: set model to what it was trained from."
-        )
-    trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
-    if missing := sorted(trained - weights.keys()):
-        raise ValueError(
-            f"{path} lacks parameters that model trains, {len(missing)} in all (first: "
-            f"{missing[0]}), which would stay as they are in the base: set model to what it was "
-            "trained with, lora and freeze_vision included, or give another checkpoint."
-        )
-    # Frozen parameters are the base's.
-    policy.model.load_state_dict(weights, strict=False)
-    return policy

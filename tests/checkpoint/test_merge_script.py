@@ -12,9 +12,9 @@ from checkpoint_folders import merged, weights
 from merge import merge
 from reframe_vl.algorithms.gdgrpo import GDGRPO
 from reframe_vl.checkpoint.export import export_policy
+from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.mini.model import base_folder as shipped
 from reframe_vl.policy.loading import LoRASettings, load_policy
-from reframe_vl.training import load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,20 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reframe_vl.mini.model import build_model, save_checkpoint
-from reframe_vl.mini.tokenizer import build_tokenizer
-
 ROOT = Path(__file__).parents[2]
 # Processes that wait for each other take long where cores are few.
 pytestmark = pytest.mark.timeout(1200)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "random"
-    tokenizer = build_tokenizer()
-    save_checkpoint(build_model(tokenizer, 0), tokenizer, folder)
-    return folder
 
 
 def command(model, logs, *overrides):
@@ -68,14 +57,14 @@ def finished(model, logs, *overrides):
 
 
 @pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    return finished(model, tmp_path_factory.mktemp("alone"))
+def alone(random_model, tmp_path_factory):
+    return finished(random_model, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
-def together(request, model, tmp_path_factory):
+def together(request, random_model, tmp_path_factory):
     logs = tmp_path_factory.mktemp(request.param)
-    return finished(model, logs, "trainer.devices=2", f"strategy={request.param}")
+    return finished(random_model, logs, "trainer.devices=2", f"strategy={request.param}")
 
 
 def rollouts(run, step):
@@ -112,9 +101,9 @@ def test_g20_one_rank_writes_the_records_that_are_the_runs(alone, together):
     assert (together / "policy" / "README.md").is_file()
 
 
-def test_a_rank_without_samples_does_not_keep_the_others_waiting(model, tmp_path):
+def test_a_rank_without_samples_does_not_keep_the_others_waiting(random_model, tmp_path):
     run = finished(
-        model, tmp_path, "trainer.devices=2", "strategy=ddp", "prompts_per_step=1", "steps=1"
+        random_model, tmp_path, "trainer.devices=2", "strategy=ddp", "prompts_per_step=1", "steps=1"
     )
     assert len(rollouts(run, 0)) == 4
 
@@ -132,9 +121,9 @@ def wait_for(condition, seconds):
 
 # The first rank is watched alike whatever the strategy is.
 @pytest.mark.parametrize(("strategy", "killed"), [("ddp", 0), ("ddp", 1), ("fsdp2", 1)])
-def test_a_killed_rank_ends_the_others_with_a_clear_error(model, tmp_path, strategy, killed):
+def test_a_killed_rank_ends_the_others_with_a_clear_error(random_model, tmp_path, strategy, killed):
     process = start(
-        model,
+        random_model,
         tmp_path,
         "trainer.devices=2",
         f"strategy={strategy}",

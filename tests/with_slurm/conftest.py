@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from reframe_vl.mini.model import build_model, save_checkpoint
-from reframe_vl.mini.tokenizer import build_tokenizer
-
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 # Debian has the daemons where only root looks.
@@ -177,14 +174,11 @@ def slurm():
 
 
 @pytest.fixture(scope="session")
-def overrides(tmp_path_factory):
+def overrides(random_model):
     """Settings of a tiny run: a random model, four steps."""
-    folder = tmp_path_factory.mktemp("model") / "random"
-    tokenizer = build_tokenizer()
-    save_checkpoint(build_model(tokenizer, 0), tokenizer, folder)
     return [
         "experiment=gdgrpo_spatial",
-        f"model.path={folder}",
+        f"model.path={random_model}",
         "steps=4",
         "prompts_per_step=2",
         "rollouts_per_prompt=4",

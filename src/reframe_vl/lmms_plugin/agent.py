@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from reframe_vl import runs
 from reframe_vl.data.video import GridRule
+from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.evaluation.answers import Answered, AnswerFile
 from reframe_vl.evaluation.benchmark_play import Condition, Player
 from reframe_vl.evaluation.benchmark_run import BenchmarkSettings
@@ -29,7 +30,6 @@ from reframe_vl.evaluation.releases.media import MediaStore
 from reframe_vl.lmms_plugin.questions import question
 from reframe_vl.rollout.settings import RolloutSettings
 from reframe_vl.tools.base import close_tools
-from reframe_vl.training import load_checkpoint
 
 logger = logging.getLogger(__name__)
 
