@@ -93,6 +93,23 @@ def test_a_signal_between_steps_requeues_at_once_and_handlers_of_others_stay(job
         signal.signal(signal.SIGUSR2, theirs)
 
 
+@pytest.mark.parametrize(
+    ("shown", "told"), [("PreemptTime=None", []), ("PreemptTime=2026-01-01", ["requeue 7"])]
+)
+def test_a_job_that_gives_way_between_steps_is_requeued_and_a_cancelled_one_is_not(
+    job, shown, told
+):
+    asked = job(shown, JOB_ID=7)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, slurm.requeued_on_signal():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 128 + signal.SIGTERM
+        assert asked.read_text().splitlines() == ["show job --oneliner 7", *told]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_jobs_run_is_named_after_it_and_a_restarted_job_finds_it(job, tmp_path):
     def directory(resume=None):
         return runs.run_directory(str(tmp_path), "exp", resume, None, ["seed=1"])

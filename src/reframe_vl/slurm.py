@@ -82,13 +82,14 @@ def requeue() -> bool:
 
 @contextmanager
 def requeued_on_signal() -> Iterator[None]:
-    """Requeues a batch job whose time is over while no step is running: nothing is to be saved.
+    """Requeues a batch job that is to end while no step is running: nothing is to be saved then.
 
     Only where nobody else handles these signals: submitit does, in the jobs that it starts.
     """
-    taken = [n for n in BEFORE_THE_END if job_name() and signal.getsignal(n) == signal.SIG_DFL]
+    signals = (*BEFORE_THE_END, signal.SIGTERM) if job_name() else ()
+    taken = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in taken:
-        signal.signal(number, _requeue_now)
+        signal.signal(number, _requeue_or_end)
     try:
         yield
     finally:
@@ -96,8 +97,9 @@ def requeued_on_signal() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _requeue_now(number: int, frame: FrameType | None) -> NoReturn:
-    requeue()
+def _requeue_or_end(number: int, frame: FrameType | None) -> NoReturn:
+    if asks_for_requeue(signal.Signals(number)):
+        requeue()
     raise SystemExit(128 + number)
 
 

@@ -136,7 +136,7 @@ def slurm():
         "PATH": PATH,
         "SLURM_CONF": str(config),
         "PYTHON": sys.executable,
-        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}",
+        "PYTHONPATH": f"{Path(__file__).parent}:{ROOT / 'tests'}:{ROOT / 'src'}",
     }
     files = {"socket": "socket", "seed-file": "seed", "log-file": "log", "pid-file": "pid"}
     munge = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]

@@ -48,6 +48,12 @@ def undisturbed(overrides, tmp_path_factory):
     return kept_files(run)
 
 
+def held(step, folder):
+    """Holds a run in this step; ``folder / "go"`` lets it go on."""
+    own = "callbacks.hold"
+    return [f"+{own}._target_=hold.Hold", f"+{own}.step={step}", f"+{own}.file={folder / 'go'}"]
+
+
 def submit(slurm, overrides, folder, *options, seed=True):
     own = [*overrides, f"paths.log_dir={folder / 'logs'}", *(["seed=1"] if seed else [])]
     return slurm.submit(f"--output={folder}/%j.out", *options, SCRIPT, *own)
@@ -56,10 +62,12 @@ def submit(slurm, overrides, folder, *options, seed=True):
 def test_g14_a_job_signalled_in_a_step_is_requeued_and_ends_as_if_nothing_had_happened(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
-    job = submit(slurm, overrides, tmp_path)
+    job = submit(slurm, [*overrides, *held(1, tmp_path)], tmp_path)
     # The step's rollouts are written before it is trained on.
     wait_for("logs/*/*/rollouts/step_000001.jsonl", tmp_path, wait_until, job, slurm)
     slurm("scancel", "--signal=USR1", job)
+    wait_until(lambda: "stopping after this step" in log_of(tmp_path), "the signal")
+    (tmp_path / "go").touch()
     assert slurm.finish(job) == "COMPLETED", log_of(tmp_path)
     [run] = tmp_path.glob("logs/*/*")
     assert run.name.startswith(f"job_{job}_")
@@ -74,12 +82,13 @@ def test_g14_a_job_signalled_in_a_step_is_requeued_and_ends_as_if_nothing_had_ha
 def test_a_job_that_gives_way_to_another_one_is_requeued_and_goes_on(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
-    job = submit(slurm, overrides, tmp_path, "--cpus-per-task=4")
+    job = submit(slurm, [*overrides, *held(0, tmp_path)], tmp_path, "--cpus-per-task=4")
     wait_for("logs/*/*/rollouts/step_000000.jsonl", tmp_path, wait_until, job, slurm)
     urgent = slurm.submit(
         "--partition=high", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"
     )
     assert slurm.finish(urgent) == "COMPLETED"
+    (tmp_path / "go").touch()
     assert slurm.finish(job) == "COMPLETED", log_of(tmp_path)
     [run] = tmp_path.glob("logs/*/*")
     assert "SIGTERM: stopping after this step." in log_of(tmp_path)
@@ -98,14 +107,17 @@ def test_a_cancelled_job_saves_and_does_not_come_back(slurm, wait_until, overrid
     assert "requeued" not in log_of(tmp_path)
 
 
+@pytest.mark.long
 def test_g11_each_task_of_an_array_has_its_run_and_is_requeued_alone(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
-    array = submit(slurm, overrides, tmp_path, "--array=0-1", seed=False)
+    array = submit(slurm, [*overrides, *held(1, tmp_path)], tmp_path, "--array=0-1", seed=False)
     # The last task's own job number is the array's.
     pattern = f"logs/*/job_{array}_1_*/rollouts/step_000001.jsonl"
     wait_for(pattern, tmp_path, wait_until, f"{array}_1", slurm)
     slurm("scancel", "--signal=USR1", f"{array}_1")
+    wait_until(lambda: "stopping after this step" in log_of(tmp_path), "the signal")
+    (tmp_path / "go").touch()
     states = [slurm.finish(f"{array}_{task}") for task in (0, 1)]
     assert states == ["COMPLETED", "COMPLETED"], log_of(tmp_path)
     first, second = sorted(tmp_path.glob("logs/*/*"))
@@ -116,11 +128,13 @@ def test_g11_each_task_of_an_array_has_its_run_and_is_requeued_alone(
     assert kept_files(first) != undisturbed
 
 
+@pytest.mark.long
 def test_a_multirun_starts_slurm_jobs_that_are_requeued_and_resumed_too(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     command = [sys.executable, "src/train.py", "-m", "launcher=slurm", *overrides]
+    command += held(1, tmp_path)
     command += ["hydra.launcher.timeout_min=60", f"paths.log_dir={tmp_path / 'logs'}", "seed=0,1"]
     sweep = subprocess.Popen(
         command,
@@ -139,6 +153,8 @@ def test_a_multirun_starts_slurm_jobs_that_are_requeued_and_resumed_too(
     job = "_".join(run.name.split("_")[1:3])
     # What submitit asks SLURM to send.
     slurm("scancel", "--signal=USR2", job)
+    wait_until(lambda: "stopping after this step" in (run / "train.log").read_text(), "the signal")
+    (tmp_path / "go").touch()
     output, _ = sweep.communicate(timeout=600)
     assert sweep.returncode == 0, output
     printed = "\n".join(path.read_text() for path in tmp_path.glob("logs/submitit/*/*.err"))
