@@ -95,7 +95,7 @@ class Settings:
     """
 
     lessons: int = 4800
-    cold: int = 150
+    cold: int = 300
     steps: int = 60
     items: int = 256
 
