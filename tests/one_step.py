@@ -16,7 +16,7 @@ from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
 from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.score import score
-from reframe_vl.policy.sharding import full
+from reframe_vl.policy.sharding import full, gathered
 from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.tools.codec import codec_for
 from reframe_vl.types import (
@@ -76,8 +76,13 @@ class Samples(LightningDataModule):
 
 
 class KeepGradient(Callback):
+    """Keeps the last gradient, where there is one to see, and the weights at the end."""
+
     def __init__(self):
-        self.gradients = {}
+        self.gradients, self.weights = {}, {}
+
+    def on_train_end(self, trainer, pl_module):
+        self.weights = {name: tensor.clone() for name, tensor in gathered(pl_module.policy)}
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.gradients = {
@@ -156,6 +161,12 @@ def dealt(groups: list[RolloutGroup], rank: int, ranks: int) -> list[RolloutGrou
 def fit(
     module, groups: list[RolloutGroup], micro: int, strategy="ddp", share=dealt, **trainer_settings
 ) -> dict[str, torch.Tensor]:
+    return kept(module, groups, micro, strategy, share, **trainer_settings).gradients
+
+
+def kept(
+    module, groups: list[RolloutGroup], micro: int, strategy="ddp", share=dealt, **trainer_settings
+) -> KeepGradient:
     keep = KeepGradient()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     trainer = Trainer(
@@ -173,7 +184,7 @@ def fit(
     )
     module.loader.generate = lambda: share(groups, trainer.global_rank, trainer.world_size)
     trainer.fit(module, datamodule=Samples())
-    return keep.gradients
+    return keep
 
 
 def assert_same(found, expected, tolerance=1e-6):

@@ -4,28 +4,44 @@ Run as a script under torch.distributed.run it takes them all, and saves the gra
 """
 
 import argparse
+import copy
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from one_step import SGD, dealt, distilled_groups, fit, fixed_groups
+from one_step import SGD, dealt, distilled_groups, fixed_groups, kept
 from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
 from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
 from reframe_vl.algorithms.selection import Selection
+from reframe_vl.policy import divergence, score
 from reframe_vl.policy.loading import LoRASettings, Policy, with_adapters
 from reframe_vl.policy.model import VisionLanguageModel
-from reframe_vl.policy.sharding import full
-from reframe_vl.policy.teachers import FrozenModel, Teachers
+from reframe_vl.policy.score import in_chunks
+from reframe_vl.policy.teachers import Adapter, FrozenModel, Teachers
 from reframe_vl.policy.visual_cache import VisualCache
 from reframe_vl.strategies import FSDP2
 from reframe_vl.tools.codec import codec_for
 from reframe_vl.types import Provenance, Span
 from tiny import sampling, tiny_model, tokenizer, view_maker
 
-STRATEGIES = {"ddp": lambda: "ddp", "fsdp2": FSDP2}
+
+def zero(stage):
+    from zero_on_cpus import ZeROOnCPUs
+
+    return ZeROOnCPUs(stage)
+
+
+STRATEGIES = {
+    "ddp": lambda: "ddp",
+    "fsdp2": FSDP2,
+    "deepspeed_zero2": lambda: zero(2),
+    "deepspeed_zero3": lambda: zero(3),
+}
 
 
 def all_to_the_first(groups, rank, ranks):
@@ -44,10 +60,11 @@ class Case:
     micro: int = 1
     family: str = "qwen3_vl"
     settings: GRPOSettings = field(default_factory=GRPOSettings)
-    distilled: bool = False
+    distilled: DistillationSettings | None = None
     lora: bool = False
     frozen_vision: bool = False
     max_forward_tokens: int = 16384
+    logits_chunk: int | None = None
     checkpointing: bool = False
     share: Any = dealt
     clip: float | None = None
@@ -71,7 +88,27 @@ CASES = {
     "adapters and a reference": Case(
         lora=True, frozen_vision=True, settings=GRPOSettings(kl_coef=0.5)
     ),
-    "distillation": Case(micro=2, distilled=True),
+    "distillation": Case(micro=2, distilled=DistillationSettings()),
+    "distillation, whole vocabulary": Case(micro=2, distilled=DistillationSettings("full")),
+    # Domains differ from rank to rank, and so do the teachers that a rank asks.
+    "distillation, adapters as teachers": Case(
+        lora=True, frozen_vision=True, distilled=DistillationSettings()
+    ),
+    "distillation, nothing for the second": Case(
+        micro=2,
+        lora=True,
+        frozen_vision=True,
+        distilled=DistillationSettings(),
+        max_forward_tokens=192,
+        share=all_to_the_first,
+    ),
+    "several pieces of logits": Case(logits_chunk=16),
+    "distillation, several pieces of logits": Case(
+        micro=2,
+        distilled=DistillationSettings("full"),
+        logits_chunk=16,
+        share=all_to_the_first,
+    ),
     "clipped": Case(micro=2, clip=0.05),
 }
 
@@ -93,7 +130,37 @@ def policy_of(case: Case) -> Policy:
     return Policy(model, tokenizer(), codec_for(case.family), "tiny")
 
 
-def gradient(case: Case, strategy: str = "ddp") -> dict[str, torch.Tensor]:
+def teachers_of(case: Case, policy: Policy) -> Teachers:
+    """Two models of their own; of a student with an adapter, two more adapters."""
+    teachers = Teachers({"a": "unused", "b": "unused"}, {"image": "a", "video": "b"})
+    student = policy.model
+    for name, seed in zip("ab", (1, 2), strict=True):
+        if not case.lora:
+            frozen = tiny_model(case.family, seed=seed).requires_grad_(False)
+            teachers.add(name, FrozenModel(frozen, student))
+            continue
+        own = f"teacher_{name}"
+        student.model.add_adapter(own, copy.deepcopy(student.model.peft_config["default"]))
+        for parameter_name, parameter in student.named_parameters():
+            if own in parameter_name:
+                torch.nn.init.normal_(parameter.requires_grad_(False), std=0.1)
+        teachers.add(name, Adapter(student, own, student, case.max_forward_tokens))
+    return teachers
+
+
+@contextmanager
+def smaller_pieces(size: int | None):
+    """Has logits computed for so many positions at once."""
+
+    def smaller(model, function, usual, *tensors):
+        return in_chunks(model, function, size or usual, *tensors)
+
+    with patch.object(score, "in_chunks", smaller), patch.object(divergence, "in_chunks", smaller):
+        yield
+
+
+def step(case: Case, strategy: str = "ddp") -> dict[str, dict[str, torch.Tensor]]:
+    """Gradients and weights after one update."""
     policy = policy_of(case)
     with torch.no_grad():
         make = distilled_groups if case.distilled else fixed_groups
@@ -107,21 +174,18 @@ def gradient(case: Case, strategy: str = "ddp") -> dict[str, torch.Tensor]:
     kwargs = {"policy": policy, "optimizer": optimizer}
     kwargs |= {"max_forward_tokens": case.max_forward_tokens}
     if case.distilled:
-        teachers = Teachers({"a": "unused", "b": "unused"}, {"image": "a", "video": "b"})
-        for name, seed in zip("ab", (1, 2), strict=True):
-            frozen = tiny_model(case.family, seed=seed).requires_grad_(False)
-            teachers.add(name, FrozenModel(frozen, policy.model))
-        module = OGMOPD(teachers, DistillationSettings(), **kwargs)
+        module = OGMOPD(teachers_of(case, policy), case.distilled, **kwargs)
     else:
         module = GDGRPO(case.settings, **kwargs)
     clip = {"gradient_clip_val": case.clip} if case.clip else {}
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    found = fit(module, groups, case.micro, STRATEGIES[strategy](), case.share, **clip)
+    with smaller_pieces(case.logits_chunk):
+        keep = kept(module, groups, case.micro, STRATEGIES[strategy](), case.share, **clip)
+    gradients = keep.gradients
     if case.clip:
         # What was left of the gradient after clipping: one step of SGD at a rate of 1.
-        after = policy.model.named_parameters()
-        found = {name: before[name] - full(p) for name, p in after}
-    return found
+        gradients = {name: before[name] - keep.weights[name] for name in gradients}
+    return {"gradients": gradients, "weights": keep.weights}
 
 
 if __name__ == "__main__":
@@ -133,7 +197,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = {}
     for name in args.cases:
-        found[name] = gradient(CASES[name], args.strategy)
+        found[name] = step(CASES[name], args.strategy)
         if int(os.environ.get("RANK", 0)) == 0:
             print(name, flush=True)
             torch.save(found, args.out)

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -37,6 +38,7 @@ from reframe_vl.checkpoint.writing import (
     save_parts,
     snapshot,
 )
+from reframe_vl.policy.lockstep import GradientOrder
 from reframe_vl.policy.sharding import in_lockstep
 
 
@@ -161,19 +163,43 @@ class FSDP2(ModelParallelStrategy):
 
 
 class DeepSpeedZeRO(DeepSpeedStrategy):
-    """DeepSpeed's ZeRO; its checkpoint, a folder, takes its name once all ranks have written."""
+    """DeepSpeed's ZeRO; its checkpoint, a folder, takes its name once all ranks have written.
+
+    It needs forwards that are alike on all ranks: stage 3 to gather weights, both stages to add up
+    gradients, which they do in the order in which these arrive.
+    """
+
+    _order: GradientOrder | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Sets DeepSpeed up; where it spreads weights too, forwards are kept alike.
+        """Sets DeepSpeed up, and keeps forwards alike.
 
         Raises:
             TypeError: What is trained is no policy.
         """
+        if not isinstance(self.lightning_module, PolicyModule):
+            raise TypeError("DeepSpeed trains a PolicyModule, whose forwards are kept alike.")
+        policy = self.lightning_module.policy
+        layers: Any = policy.language_model.layers
+        forked = {type(layer) for layer in layers if hasattr(layer, "linear_attn")}
+        if self.zero_stage_3 and forked:
+            from deepspeed.utils import set_z3_leaf_modules
+
+            # Inside, a rank runs modules as often as its rollouts fork: all are gathered before.
+            set_z3_leaf_modules(policy, list(forked))
         super().setup(trainer)
-        if self.zero_stage_3:
-            if not isinstance(self.lightning_module, PolicyModule):
-                raise TypeError("ZeRO-3 trains a PolicyModule, whose forwards are kept alike.")
-            in_lockstep(self.lightning_module.policy)
+        in_lockstep(policy)
+        self._order = GradientOrder([p for p in policy.parameters() if p.requires_grad])
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Makes sure that the gradients which were added up are of the same parameters.
+
+        Raises:
+            RuntimeError: They are not.
+        """
+        super().post_backward(closure_loss)
+        if self._order is not None:
+            self._order.check(self.root_device)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None

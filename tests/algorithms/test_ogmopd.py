@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from one_step import (
     fixed_groups,
     tiny_policy,
 )
+from rank_cases import Case, policy_of, teachers_of
 from reframe_vl.algorithms.gdgrpo import GDGRPO, GRPOSettings
 from reframe_vl.algorithms.ogmopd import OGMOPD, DistillationSettings
 from reframe_vl.policy.teachers import FrozenModel, Teachers
+from reframe_vl.strategies import FSDP2
 from reframe_vl.types import Provenance, Termination
 from tiny import sampling, tiny_model
 
@@ -184,3 +187,13 @@ def test_a_loss_that_is_no_number_ends_training_before_the_update():
     fails_before_any_update(
         module, groups, error=FloatingPointError, match="training ends before this"
     )
+
+
+@pytest.mark.parametrize("divergence", ["full", "top_k"])
+def test_adapters_on_a_student_that_is_spread_over_ranks_teach_sampled_tokens_alone(divergence):
+    case = Case(lora=True, distilled=DistillationSettings(divergence))
+    policy = policy_of(case)
+    module = OGMOPD(teachers_of(case, policy), case.distilled, policy=policy, optimizer=SGD)
+    module._trainer = SimpleNamespace(strategy=FSDP2(), world_size=2)
+    with pytest.raises(ValueError, match="strategy=ddp"):
+        module.setup("fit")

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from one_step import assert_same
-from rank_cases import CASES, gradient
+from rank_cases import CASES, step
 
 TESTS = Path(__file__).parents[1]
 # Processes that wait for each other take long where cores are few.
@@ -18,8 +19,10 @@ pytestmark = pytest.mark.timeout(1200)
 DDP_CASES = ["no images for the second", "two updates and a reference", "selection", "clipped"]
 """Others of DDP are in tests/algorithms."""
 
+ZERO_CASES = [(f"deepspeed_zero{stage}", name) for stage in (2, 3) for name in CASES]
 
-def on_two_ranks(strategy: str, names: list[str], out: Path) -> dict[str, dict[str, torch.Tensor]]:
+
+def on_two_ranks(strategy: str, names: list[str], out: Path) -> dict[str, dict[str, Any]]:
     paths = (TESTS, TESTS.parent / "src")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -38,7 +41,7 @@ def on_two_ranks(strategy: str, names: list[str], out: Path) -> dict[str, dict[s
 
 @pytest.fixture(scope="module")
 def alone():
-    return {name: gradient(case) for name, case in CASES.items()}
+    return {name: step(case) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +54,36 @@ def replicated(tmp_path_factory):
     return on_two_ranks("ddp", DDP_CASES, tmp_path_factory.mktemp("ddp") / "found.pt")
 
 
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory):
+    """By DeepSpeed, of each stage."""
+    pytest.importorskip("deepspeed", reason="deepspeed is an extra")
+    folder = tmp_path_factory.mktemp("zero")
+    return {
+        stage: on_two_ranks(stage, [name for at, name in ZERO_CASES if at == stage], folder / stage)
+        for stage in ("deepspeed_zero2", "deepspeed_zero3")
+    }
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_c05_g08_sharded_ranks_have_the_gradient_of_one_process(alone, sharded, name):
-    assert_same(sharded[name], alone[name], 1e-5)
+    assert_same(sharded[name]["gradients"], alone[name]["gradients"], 1e-5)
 
 
 @pytest.mark.parametrize("name", DDP_CASES)
 def test_c05_ddp_ranks_have_the_gradient_of_one_process(alone, replicated, name):
-    assert_same(replicated[name], alone[name], 1e-5)
+    assert_same(replicated[name]["gradients"], alone[name]["gradients"], 1e-5)
+
+
+@pytest.mark.parametrize(("stage", "name"), ZERO_CASES)
+def test_c05_g08_deepspeeds_ranks_have_the_weights_of_one_process(alone, partitioned, stage, name):
+    # It keeps the gradients to itself; the update is SGD's.
+    found, expected = partitioned[stage][name]["weights"], alone[name]["weights"]
+    assert found.keys() == expected.keys()
+    for tensor in expected:
+        torch.testing.assert_close(found[tensor], expected[tensor], rtol=0, atol=1e-5)
 
 
 def test_clipping_is_at_work(alone):
-    norm = torch.stack([g.norm() for g in alone["clipped"].values()]).norm()
+    norm = torch.stack([g.norm() for g in alone["clipped"]["gradients"].values()]).norm()
     assert float(norm) == pytest.approx(CASES["clipped"].clip, rel=1e-4)

@@ -25,10 +25,10 @@ from reframe_vl.algorithms.losses import locate_outliers
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.model import VisionLanguageModel
-from reframe_vl.policy.score import predictive_states
+from reframe_vl.policy.score import predictive_states, token_scores
 from reframe_vl.policy.sharding import shard, whole
 from reframe_vl.rollout.loader import RolloutLoader, Sealed
-from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
+from reframe_vl.types import MicroBatch, RolloutGroup, Sampling, TrainItem
 
 logger = logging.getLogger(__name__)
 Number = TypeVar("Number", float, Tensor)
@@ -130,7 +130,8 @@ class PolicyModule(LightningModule, ABC):
         if self.policy.lockstep is not None:
             # Parameters that are gathered for a forward get their gradients through one alone.
             states = predictive_states(self.policy, [])
-            return self.policy.head(states.hidden_T).sum()
+            logprobs_T, _ = token_scores(self.policy, states.hidden_T, states.targets_T, Sampling())
+            return logprobs_T.sum()
         return sum((p.flatten()[:1].sum() * 0.0 for p in self._trainable()), torch.zeros(()))
 
     def touch_all_parameters(self, loss: Tensor) -> Tensor:

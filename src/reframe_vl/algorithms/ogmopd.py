@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import Tensor
 
 from reframe_vl.algorithms.advantages import Scale, group_advantages
@@ -38,7 +39,7 @@ from reframe_vl.algorithms.self_check import check_distillation
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.policy.divergence import teacher_divergence
 from reframe_vl.policy.score import States, predictive_states, score, token_scores
-from reframe_vl.policy.teachers import LocalTeacher, Teachers
+from reframe_vl.policy.teachers import LocalTeacher, Teacher, Teachers
 from reframe_vl.types import MicroBatch, RolloutGroup, TrainItem
 
 _LOOKED_AT = 256
@@ -144,6 +145,7 @@ class OGMOPD(PolicyModule):
         if stage == "fit":
             self.teachers.load(self.components, self.max_forward_tokens)
             self._check_heads()
+            self._check_ranks()
 
     def _check_heads(self) -> None:
         """Checks that the teachers' heads are there while backing up, where these are needed.
@@ -156,6 +158,26 @@ class OGMOPD(PolicyModule):
                 f"divergence={self.settings.divergence} computes with the teachers' heads while "
                 "backing up: set algorithm.teachers.offload=false, and take adapters that leave "
                 "the head alone; or use divergence=sampled."
+            )
+
+    def _check_ranks(self) -> None:
+        """Checks that no teacher needs forwards of a student that runs in lockstep.
+
+        Raises:
+            ValueError: It would, between the student's own forward and backward pass.
+        """
+        strategy = self.trainer.strategy
+        if (
+            self.settings.divergence != "sampled"
+            and isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
+            and self.trainer.world_size > 1
+            and self.teachers.hosted_by(self.policy)
+        ):
+            raise ValueError(
+                f"divergence={self.settings.divergence} asks teachers between the student's "
+                "forward and backward pass, and as adapters on the student they would run forwards "
+                f"of it, which {type(strategy).__name__} does not bear: take strategy=ddp, "
+                "algorithm.teachers.hosting=models, or divergence=sampled."
             )
 
     def prepare(self, groups: list[RolloutGroup]) -> list[MicroBatch]:
@@ -182,7 +204,8 @@ class OGMOPD(PolicyModule):
         """The loss of one micro-batch, scaled so that the accumulated gradient is the step's."""
         items = batch.items
         if not items:
-            return self.zero_loss()
+            alike = self.policy.lockstep is not None and self.settings.divergence != "sampled"
+            return self._nothing(batch) if alike else self.zero_loss()
         loss, metrics = (
             self._sampled_loss(batch)
             if self.settings.divergence == "sampled"
@@ -231,14 +254,22 @@ class OGMOPD(PolicyModule):
         self.report_outliers(batch, logprobs_T, sampler_T)
         return loss, metrics
 
+    def _nothing(self, batch: MicroBatch) -> Tensor:
+        """The same for a rank without items, in lockstep with those that have some."""
+        states = predictive_states(self.policy, [])
+        kl_T = self._divergences([], states, batch)
+        logprobs_T, _ = token_scores(self.policy, states.hidden_T, states.targets_T, batch.sampling)
+        return kl_T.sum() + logprobs_T.sum()
+
     def _divergences(
         self, items: Sequence[TrainItem], states: States, batch: MicroBatch
     ) -> Float[Tensor, "T"]:
         """Each token's divergence from its domain's teacher."""
-        places = torch.arange(len(states.targets_T), device=self.device).split(states.counts)
-        pieces: list[Tensor] = []
-        order: list[Tensor] = []
-        for domain in sorted({item.domain for item in items}):
+        numbers = torch.arange(len(states.targets_T), device=self.device)
+        places, nowhere = numbers.split(states.counts), numbers[:0]
+        pieces: list[Tensor] = [states.hidden_T.new_zeros(0)]
+        order: list[Tensor] = [nowhere]
+        for domain in self._domains(items):
             teacher = self.teachers.of(domain)
             if not isinstance(teacher, LocalTeacher):
                 raise TypeError(
@@ -246,7 +277,7 @@ class OGMOPD(PolicyModule):
                     "divergence=sampled, or host it here."
                 )
             chosen = [i for i, item in enumerate(items) if item.domain == domain]
-            at = torch.cat([places[i] for i in chosen])
+            at = torch.cat([places[i] for i in chosen]) if chosen else nowhere
             with teacher.model() as model:
                 theirs = predictive_states(
                     model, [items[i].context for i in chosen], max_tokens=self.max_forward_tokens
@@ -274,11 +305,12 @@ class OGMOPD(PolicyModule):
     def _ask_teachers(self, batches: Sequence[MicroBatch]) -> None:
         """One teacher after the other: each is brought in once a step."""
         items = [item for batch in batches for item in batch.items]
-        by_teacher: dict[int, list[TrainItem]] = {}
-        for item in items:
-            by_teacher.setdefault(id(self.teachers.of(item.domain)), []).append(item)
-        for taught in by_teacher.values():
-            teacher = self.teachers.of(taught[0].domain)
+        by_teacher: dict[int, tuple[Teacher, list[TrainItem]]] = {}
+        for domain in self._domains(items):
+            teacher = self.teachers.of(domain)
+            _, taught = by_teacher.setdefault(id(teacher), (teacher, []))
+            taught += [item for item in items if item.domain == domain]
+        for teacher, taught in by_teacher.values():
             contexts = [item.context for item in taught]
             answers = teacher.log_probs(contexts, batches[0].sampling)
             for item, logprobs in zip(taught, answers, strict=True):
@@ -287,6 +319,13 @@ class OGMOPD(PolicyModule):
                     raise self._not_finite(item.domain)
                 item.teacher_logprobs = logprobs.astype(np.float32)
                 keep_teacher_logprobs(item.context, item.teacher_logprobs)
+
+    def _domains(self, items: Sequence[TrainItem]) -> list[str]:
+        """The items' domains, or all ranks' where the student runs in lockstep."""
+        domains = {item.domain for item in items}
+        if self.policy.lockstep is not None:
+            domains = set().union(*self.ranks.gather(domains))
+        return sorted(domains)
 
     def _not_finite(self, domain: str) -> ValueError:
         name = self.teachers.routes[domain]

@@ -63,7 +63,8 @@ def teacher_divergence(
         banned = [i for i in sampling.banned_ids if i < size]
         logits = model.head(hidden)[:, :size]
         table = sampling_log_probs(logits, Sampling(sampling.temperature, banned_ids=tuple(banned)))
-        return table.index_fill(-1, torch.tensor(banned, device=table.device), float("-inf"))
+        ids = torch.tensor(banned, dtype=torch.long, device=table.device)
+        return table.index_fill(-1, ids, float("-inf"))
 
     def piece(mine: Tensor, other: Tensor) -> tuple[Tensor, ...]:
         size = min(model.vocab_size for model in (student, teacher))
@@ -71,4 +72,4 @@ def teacher_divergence(
             teacher_NV = allowed(teacher, other, size)
         return (reverse_kl(allowed(student, mine, size), teacher_NV, top_k),)
 
-    return in_chunks(piece, logits_chunk, student_hidden_T, teacher_hidden_T)[0]
+    return in_chunks(student, piece, logits_chunk, student_hidden_T, teacher_hidden_T)[0]

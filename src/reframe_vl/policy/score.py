@@ -230,21 +230,29 @@ def token_scores(
             entropies = -(probs * table).sum(-1)
         return picked, entropies
 
-    results = in_chunks(piece, logits_chunk, hidden_T, targets_T)
+    results = in_chunks(model, piece, logits_chunk, hidden_T, targets_T)
     return results[0], results[1]
 
 
 def in_chunks(
-    function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor
+    model: VisionLanguageModel,
+    function: Callable[..., tuple[Tensor, ...]],
+    size: int,
+    *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Applies a function to pieces of tensors, and puts its results together.
+    """Applies a function of a model's head to pieces of tensors, and puts its results together.
 
     A large vocabulary's logits outweigh everything else: where there are several pieces, each is
-    computed again when backing up.
+    computed again when backing up. In lockstep all ranks have as many as the one with the most,
+    some of them empty: the head may be gathered each time that it runs.
     """
-    recompute = len(tensors[0]) > size and torch.is_grad_enabled()
+    pieces = list(zip(*(tensor.split(size) for tensor in tensors), strict=True))
+    if model.lockstep is not None:
+        missing = model.lockstep.most(len(pieces), tensors[0].device) - len(pieces)
+        pieces += [tuple(tensor[:0] for tensor in tensors)] * missing
+    recompute = len(pieces) > 1 and torch.is_grad_enabled()
     results = [
         checkpoint(function, *piece, use_reentrant=False) if recompute else function(*piece)
-        for piece in zip(*(tensor.split(size) for tensor in tensors), strict=True)
+        for piece in pieces
     ]
     return tuple(torch.cat(same) for same in zip(*results, strict=True))

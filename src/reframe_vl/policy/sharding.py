@@ -64,12 +64,15 @@ def shard(model: VisionLanguageModel, mesh: DeviceMesh) -> None:
 
 
 def in_lockstep(model: VisionLanguageModel) -> None:
-    """Keeps forwards alike where something else has spread the parameters: DeepSpeed's ZeRO-3.
+    """Keeps forwards alike for DeepSpeed, whether it has spread the parameters or gradients alone.
 
-    It gathers a frozen tower too, which therefore runs in every forward, cached or not.
+    ZeRO-3 gathers a frozen tower too, which therefore runs in every forward, cached or not. ZeRO-2
+    adds gradients of ranks up in the order in which they arrive, which must be the same on all.
     """
-    model.visual_cache = None
-    model.lockstep = Lockstep(_filler(model, with_view=True), None)
+    if spread := _of_zero3(model):
+        model.visual_cache = None
+    trained = any(p.requires_grad for p in model.visual.parameters())
+    model.lockstep = Lockstep(_filler(model, with_view=spread or trained), None)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -94,11 +97,19 @@ def check_gatherable(model: nn.Module, wanted_by: str) -> None:
 def whole(model: VisionLanguageModel) -> Iterator[None]:
     """Gathers all parameters once, so that ranks can run different forwards, without gradients.
 
-    All ranks enter it together. For a model that is not sharded it does nothing.
+    All ranks enter it together. For a model that is not sharded it does nothing but that. ZeRO-3
+    has no such state: there ranks go on in lockstep.
     """
     lockstep = model.lockstep
-    if not isinstance(model, FSDPModule) or lockstep is None:
+    if lockstep is None or _of_zero3(model):
         yield
+        return
+    if not isinstance(model, FSDPModule):
+        model.lockstep = None
+        try:
+            yield
+        finally:
+            model.lockstep = lockstep
         return
     if not lockstep.begun:
         # The first forward tells which module is the outermost one: it must not be a layer.

@@ -107,7 +107,9 @@ class Adapter(LocalTeacher):
     @contextmanager
     def model(self) -> Iterator[VisionLanguageModel]:
         """The host with this adapter at work; afterwards it is as it was."""
-        self.host.to(self.student.device)
+        if self.host is not self.student:
+            self.host.to(self.student.device)
+        # The student is in its place. FSDP2 would take apart what was gathered, were it moved.
         peft: Any = self.host.model
         before = peft.active_adapter
         trained = [name for name, p in peft.named_parameters() if p.requires_grad]
@@ -220,6 +222,10 @@ class Teachers:
             isinstance(teacher, Adapter) and teacher.adapts_head
             for teacher in self._teachers.values()
         )
+
+    def hosted_by(self, model: VisionLanguageModel) -> bool:
+        """Whether a teacher is an adapter on this model."""
+        return any(isinstance(t, Adapter) and t.host is model for t in self._teachers.values())
 
     def of(self, domain: str) -> Teacher:
         """The one teacher of a domain.
