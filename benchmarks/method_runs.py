@@ -109,7 +109,7 @@ class Laboratory:
             "seconds": round(seconds, 1),
             "results": json.loads((folder / RESULTS).read_text()),
             "curve": [json.loads(line) for line in lines],
-            "series": _series(folder / "tensorboard", tags),
+            "series": series(folder / "tensorboard", tags),
         }
         with _writing:
             self.rows.begin(self.settings)
@@ -134,7 +134,7 @@ def timed(work: Callable[[], Path]) -> tuple[Path, float]:
     return work(), time.monotonic() - start
 
 
-def _series(folder: Path, tags: Sequence[str]) -> dict[str, list[float]]:
+def series(folder: Path, tags: Sequence[str]) -> dict[str, list[float]]:
     """A number a step for each tag, less what was logged twice."""
     if not folder.is_dir():
         return {}
