@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from reframe_vl.data.media import MediaError
 from reframe_vl.mini.model import base_folder
 from reframe_vl.mini.source import mini_image_data
 from reframe_vl.play import __main__ as play
@@ -161,6 +162,18 @@ def test_what_cannot_be_played_is_told_in_a_sentence(args, words, tmp_path):
     with pytest.raises(SystemExit, match=words) as stopped:
         play.main([*args, "--out", str(tmp_path)])
     assert isinstance(stopped.value.code, str)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(MediaError("a.png: no such file"), "a.png"), (KeyboardInterrupt(), "off")]
+)
+def test_what_ends_a_game_is_told_in_a_sentence(error, words, tmp_path, monkeypatch):
+    def broken(*args, **kw):
+        raise error
+
+    monkeypatch.setattr(play, "make_game", broken)
+    with pytest.raises(SystemExit, match=words):
+        play.main(["--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])

@@ -109,23 +109,36 @@ def evaluate_on_benchmarks(cfg: DictConfig, out: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The evaluation cannot be set up as configured.
     """
-    settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
-    places = {name: instantiate(node) for name, node in cfg.benchmarks.items()}
-    run = BenchmarkRun(places, instantiate(cfg.benchmark_settings), out.parent, str(cfg.ckpt))
+    with runs.readable_errors():
+        settings, tools = instantiate(cfg.rollout.settings), instantiate(cfg.rollout.tools)
     try:
         with runs.readable_errors():
-            run.open(settings, tools)
-            policy = _to_accelerator(load_checkpoint(cfg, Path(cfg.ckpt)))
-        report = run.play(policy, settings, tools, instantiate(cfg.rollout.engine))
+            places = {name: instantiate(node) for name, node in cfg.benchmarks.items()}
+            how = instantiate(cfg.benchmark_settings)
+            run = BenchmarkRun(places, how, out.parent, str(cfg.ckpt), _loading(cfg.model))
+        with runs.lock(out.parent):
+            with runs.readable_errors():
+                run.open(settings, tools)
+                policy = _to_accelerator(load_checkpoint(cfg, Path(cfg.ckpt)))
+            report = run.play(policy, settings, tools, instantiate(cfg.rollout.engine))
+            _write(report, out)
     finally:
         close_tools(tools)
-    _write(report, out)
     ckpt = Path(cfg.ckpt).absolute()
     trained = [folder for folder in (ckpt, *ckpt.parents[:2]) if (folder / runs.IDENTITY).is_file()]
     write_report(report, out.parent, reward_curves(trained[0]) if trained else {})
     Console().print(benchmark_results.table(report))
     logger.info("Wrote %s and report.md, report.png beside it.", out)
     return report
+
+
+def _loading(model: DictConfig) -> dict[str, Any]:
+    """How a model is loaded, less what costs time and memory alone."""
+    return {
+        str(name): OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        for name, value in model.items()
+        if name not in ("gradient_checkpointing", "visual_cache")
+    }
 
 
 def _to_accelerator(policy: Policy) -> Policy:

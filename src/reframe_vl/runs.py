@@ -307,8 +307,8 @@ def lock(run: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"Another process works in {run}: wait for it, or start a run of your own without "
-                "resume."
+                f"Another process works in {run}: wait for it, or take a folder of your own (a run "
+                "without resume, an evaluation with another out)."
             ) from None
         yield
 

@@ -1,8 +1,11 @@
 """Episodes are played side by side, within bounds, and none waits for another's end."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from reframe_vl.rollout.collector import Plan
+from reframe_vl.rollout.prompt import build_prompt
 from reframe_vl.types import Sampling, Termination
 from scripted import END, EngineError, ScriptedEngine, collector, sample
 
@@ -60,3 +63,23 @@ def test_episodes_whose_engine_fails_are_followed_by_the_others():
     playing.loop.stop()
     assert [r.termination for r in group.rollouts] == [Termination.ERROR] * 3
     assert not engine.live
+
+
+def test_waves_in_threads_build_their_prompts_one_after_the_other(monkeypatch):
+    lock, built = threading.Lock(), []
+
+    def watched(*args):
+        assert lock.locked()
+        built.append(args[0].id)
+        return build_prompt(*args)
+
+    monkeypatch.setattr("reframe_vl.rollout.collector.build_prompt", watched)
+    waves = [[sample(i) for i in (0, 1, 2)], [sample(i) for i in (3, 4, 5)]]
+    playing = collector(ScriptedEngine("<answer>1</answer>" + END))
+    playing.building = lock
+    with ThreadPoolExecutor(2) as threads:
+        groups = list(threads.map(lambda wave: playing.collect(wave, PLAN), waves))
+    playing.loop.stop()
+    assert [g.sample.id for part in groups for g in part] == [s.id for w in waves for s in w]
+    whole = [s.id for s in waves[0]], [s.id for s in waves[1]]
+    assert built in (whole[0] + whole[1], whole[1] + whole[0])

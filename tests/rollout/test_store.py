@@ -368,10 +368,15 @@ def test_a_missing_and_a_wrong_image_are_named_and_not_needed_without_images(tmp
     image.write_bytes(other.read_bytes())
     with pytest.raises(RecordError, match=f"{image.name} cannot be read .*its pixels"):
         read_rollouts(path)
-    image.write_bytes(b"no image")
-    with pytest.raises(RecordError, match=f"{image.name} cannot be read"):
-        read_rollouts(path)
+    # The second is a PNG whose head is too short.
+    for damaged in (b"no image", b"\x89PNG\r\n\x1a\n\0\0\0\x0cIHDR" + bytes(40)):
+        image.write_bytes(damaged)
+        with pytest.raises(RecordError, match=f"{image.name} cannot be read"):
+            read_rollouts(path)
     image.unlink()
     with pytest.raises(RecordError, match=f"{image.name} is missing. Copy the folder"):
         read_rollouts(path)
     assert len(read_rollouts(path, images=False)) == 1
+    path.write_bytes(path.read_bytes() + b"[" * 100_000 + b"\n")
+    with pytest.raises(RecordError, match=r"line \d: not a line"):
+        read_rollouts(path, images=False)

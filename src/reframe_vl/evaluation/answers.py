@@ -69,7 +69,7 @@ class Answered:
         return Response(self.text, self.boxes, self.spans)
 
     @classmethod
-    def of_line(cls, line: str) -> Answered:
+    def of_line(cls, line: str | bytes) -> Answered:
         """Reads a line.
 
         Raises:
@@ -137,10 +137,10 @@ class AnswerFile:
         if len(whole) < len(data):
             with path.open("r+b") as stream:
                 stream.truncate(len(whole))
-        for number, line in enumerate(whole.decode().splitlines(), 1):
+        for number, line in enumerate(whole.splitlines(), 1):
             try:
                 found = Answered.of_line(line)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, LookupError) as error:
                 raise ValueError(
                     f"{path}, line {number}: it cannot be read ({error}). Remove the line: its "
                     "item is then played again."

@@ -28,6 +28,9 @@ from reframe_vl.types import Rollout, Sample
 
 logger = logging.getLogger(__name__)
 
+_PARTS = 8
+"""Waves that ``max_concurrent`` is divided into."""
+
 SAMPLED = "sampled"
 """The condition of sampled answers: with tools, at the temperature of training."""
 
@@ -172,7 +175,11 @@ class Player:
         play: Callable[[Sequence[Sample]], list[Answered]],
         file: AnswerFile,
     ) -> None:
-        size = max(self.settings.max_concurrent // count, 1)
+        # An engine that answers each request by itself need not wait for a wave's last. Its waves
+        # are small, so that it has something to do when the first few prompts are built, and more
+        # than it takes at once are under way, so that it never waits for the next.
+        parts = _PARTS if self._synced else 1
+        size = max(self.settings.max_concurrent // count // parts, 1)
         waves = [samples[start : start + size] for start in range(0, len(samples), size)]
         missing = [
             wave
@@ -180,9 +187,7 @@ class Player:
             if any((condition, number, s.id) not in file for s in wave for number in range(count))
         ]
         logger.info("%s: %d of %d waves to play.", condition, len(missing), len(waves))
-        # An engine that answers each request by itself need not wait for a wave's last: the next
-        # one's media are read, and its requests made, meanwhile.
-        with ThreadPoolExecutor(2 if self._synced else 1) as threads:
+        with ThreadPoolExecutor(2 * parts if self._synced else 1) as threads:
             for number, answers in enumerate(threads.map(play, missing), 1):
                 file.add(answers)
                 logger.info("%s: wave %d of %d.", condition, number, len(missing))

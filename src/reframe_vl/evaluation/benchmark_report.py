@@ -64,9 +64,14 @@ def _of_rollouts(folder: Path) -> Curves:
     for path in sorted(folder.glob("step_*.jsonl")):
         step = int(path.stem.removeprefix("step_"))
         sums: dict[str, list[float]] = {}
-        for line in path.read_text().splitlines():
-            for name, value in (json.loads(line).get("rewards") or {}).items():
-                if value is not None:
+        for line in path.read_bytes().splitlines():
+            try:
+                rewards = dict(json.loads(line).get("rewards") or {})
+            except (ValueError, TypeError, AttributeError):
+                logger.warning("%s has a line that cannot be read: it is left out.", path)
+                continue
+            for name, value in rewards.items():
+                if isinstance(value, int | float):
                     sums.setdefault(name, []).append(value)
         for name, values in sums.items():
             curves.setdefault(name, []).append((step, sum(values) / len(values)))

@@ -76,8 +76,15 @@ class BenchmarkSettings:
             raise ValueError(
                 "benchmark_settings.arms: benchmarks have no conflict set. Leave the arm out."
             )
-        if any(budget < 1 for budget in self.visual_tokens) or self.samples < 0:
-            raise ValueError("Budgets of visual tokens are at least 1, samples at least 0.")
+        budgets = self.visual_tokens
+        if not isinstance(budgets, list | tuple) or not all(_is_whole(b, 1) for b in budgets):
+            raise ValueError(
+                f"visual_tokens is {budgets}: give a list of whole numbers, such as [256,1024]."
+            )
+        if not _is_whole(self.samples, 0):
+            raise ValueError(f"samples is {self.samples}: give a whole number, 0 for none.")
+        if self.limit is not None and not _is_whole(self.limit, 1):
+            raise ValueError(f"limit is {self.limit}: take at least one item, or null for all.")
 
     @property
     def conditions(self) -> list[Condition]:
@@ -127,12 +134,14 @@ class BenchmarkRun:
         places: Where each benchmark lies.
         out: The output folder.
         checkpoint: What is evaluated, as it was named.
+        model: The config that it is loaded by.
     """
 
     places: Mapping[str, Place]
     settings: BenchmarkSettings
     out: Path
     checkpoint: str
+    model: Mapping[str, Any] = field(default_factory=dict)
     _opened: dict[str, tuple[Benchmark, list[Item]]] = field(default_factory=dict)
     _found: dict[str, Evaluated] = field(default_factory=dict)
 
@@ -142,10 +151,12 @@ class BenchmarkRun:
         Raises:
             ValueError: A benchmark cannot be read, or the output is of another evaluation.
         """
+        self._judge()
         for name in self.places:
             self._opened[name] = self._open(name)
             self._claim(name, rollouts, tools, self._opened[name][1])
             self._check_against(name)
+            AnswerFile(self.out / name / _ANSWERS)
 
     def play(
         self,
@@ -200,6 +211,7 @@ class BenchmarkRun:
         identity = {
             "benchmark": name,
             "checkpoint": self.checkpoint,
+            "model": self.model,
             "items": hashlib.sha256(asked.encode()).hexdigest()[:32],
             "rollouts": asdict(rollouts),
             "tools": [type(tool).__name__ for tool in tools],
@@ -219,14 +231,29 @@ class BenchmarkRun:
                 "remove the folder."
             )
 
+    def _judge(self) -> ChatEndpoint | None:
+        if not self.settings.judge:
+            return None
+        return ChatEndpoint(EndpointSettings.of(self.settings.judge, "benchmark_settings.judge"))
+
     def _check_against(self, name: str) -> None:
-        if self.settings.against:
-            theirs = Path(self.settings.against, name, _SCORES)
-            if not theirs.is_file():
-                raise ValueError(
-                    f"There is no {theirs}: benchmark_settings.against is the output folder of an "
-                    f"evaluation on {name} that is finished."
-                )
+        if not self.settings.against:
+            return
+        theirs, ours = Path(self.settings.against, name), self.out / name
+        if not (theirs / _SCORES).is_file() or theirs.resolve() == ours.resolve():
+            raise ValueError(
+                f"benchmark_settings.against is {self.settings.against}: give the output folder "
+                f"of another evaluation on {name} that is finished, one with {name}/{_SCORES}."
+            )
+        others, own = (
+            json.loads((folder / _IDENTITY).read_text())["items"] for folder in (theirs, ours)
+        )
+        if others != own:
+            logger.warning(
+                "%s: %s was evaluated on other items. Those with the same ids are compared.",
+                name,
+                self.settings.against,
+            )
 
     def _play(self, player: Player, name: str, items: Sequence[Item]) -> None:
         file = AnswerFile(self.out / name / _ANSWERS)
@@ -237,10 +264,8 @@ class BenchmarkRun:
 
     def _score(self, name: str, benchmark: Benchmark, items: Sequence[Item]) -> dict[str, Any]:
         folder = self.out / name
-        judge = None
-        if self.settings.judge:
-            endpoint = EndpointSettings.of(self.settings.judge, "benchmark_settings.judge")
-            judge = EndpointJudge(ChatEndpoint(endpoint), folder / "judgements.jsonl")
+        endpoint = self._judge()
+        judge = EndpointJudge(endpoint, folder / "judgements.jsonl") if endpoint else None
         try:
             found = evaluated(
                 benchmark,
@@ -259,6 +284,10 @@ class BenchmarkRun:
             others = json.loads(Path(self.settings.against, name, _SCORES).read_text())
             found.report["against"] = compared(benchmark, items, found.scores, others)
         return found.report
+
+
+def _is_whole(number: object, least: int) -> bool:
+    return type(number) is int and number >= least
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -124,6 +125,7 @@ class Evaluator:
         self._owns_engine = engine is None
         self._loop = loop or EventLoopThread()
         self._owns_loop = loop is None
+        self._building = threading.Lock()
 
     def close(self) -> None:
         """Ends what the evaluator started itself."""
@@ -261,7 +263,12 @@ class Evaluator:
         prompts: PromptSettings,
     ) -> dict[str, Outcome | LeftOut]:
         collector = Collector(
-            self._engine, environment, prompts, self._loop, max_concurrent=self.max_concurrent
+            self._engine,
+            environment,
+            prompts,
+            self._loop,
+            max_concurrent=self.max_concurrent,
+            building=self._building,
         )
         judged: dict[str, Outcome | LeftOut] = {}
         # One wave at a time: the rollouts of a whole test set would hold all its pixels.

@@ -16,12 +16,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from reframe_vl.data.media import MediaError
 from reframe_vl.play.game import Game, finish, make_game
 from reframe_vl.play.screen import Screen
 from reframe_vl.play.typed import HELP, TypedEngine
 from reframe_vl.runs import register_resolvers
 from reframe_vl.tools.base import close_tools
 
+_ERRORS = (OSError, ValueError, LookupError, MediaError, HydraException, OmegaConfBaseException)
 _CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
@@ -46,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         finish(console, game, rollout, args.progress, out / "rollouts")
     except EOFError:
         screen.say("The game ends here, without a reward.")
-    except (OSError, ValueError, LookupError, HydraException, OmegaConfBaseException) as error:
+    except KeyboardInterrupt:
+        sys.exit("The game was broken off, without a reward.")
+    except _ERRORS as error:
         sys.exit(f"{error}")
     finally:
         if "game" in locals():

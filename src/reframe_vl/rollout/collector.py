@@ -114,6 +114,8 @@ class Collector:
         max_concurrent: Episodes that are under way at once.
         ahead: Where prompts of later samples can be begun.
         seed: Of the run; with step, sample and index it seeds every rollout.
+        building: Held while a wave's prompts are built. Waves that are collected in several threads
+            then begin one after the other, and not all at once when all are built.
     """
 
     engine: Engine
@@ -122,6 +124,7 @@ class Collector:
     loop: EventLoopThread = field(repr=False)
     seed: int = 0
     max_concurrent: int = 256
+    building: threading.Lock = field(default_factory=threading.Lock, repr=False)
     ahead: PromptsAhead = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -137,18 +140,19 @@ class Collector:
         failed: dict[int, str] = {}
         seen: Counter[str] = Counter()
         firsts: list[int] = []
-        for number, sample in enumerate(samples):
-            # A sample that comes twice in a step must not give the same rollouts twice.
-            earlier = seen[sample.id] if plan.earlier is None else plan.earlier[number]
-            firsts.append(earlier * plan.num_rollouts)
-            seen[sample.id] += 1
-            try:
-                episodes += self._episodes(sample, plan, firsts[number])
-            except (MediaError, ViewError, OSError) as failure:
-                logger.warning(
-                    "Sample %s is left out of step %d: %s", sample.id, plan.step, failure
-                )
-                failed[number] = str(failure)
+        with self.building:
+            for number, sample in enumerate(samples):
+                # A sample that comes twice in a step must not give the same rollouts twice.
+                earlier = seen[sample.id] if plan.earlier is None else plan.earlier[number]
+                firsts.append(earlier * plan.num_rollouts)
+                seen[sample.id] += 1
+                try:
+                    episodes += self._episodes(sample, plan, firsts[number])
+                except (MediaError, ViewError, OSError) as failure:
+                    logger.warning(
+                        "Sample %s is left out of step %d: %s", sample.id, plan.step, failure
+                    )
+                    failed[number] = str(failure)
         rollouts = iter(self.loop.run(self._play(episodes)))
         return [
             RolloutGroup(

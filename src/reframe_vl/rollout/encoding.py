@@ -35,6 +35,8 @@ class Encoder:
         }
         # Template text recurs in every rollout.
         self._markup = lru_cache(maxsize=4096)(self._tokenise_markup)
+        # A question stands in a prompt with its media and in one without.
+        self._quoted = lru_cache(maxsize=64)(self._tokenise_quoted)
 
     def _tokenise_markup(self, text: str) -> tuple[int, ...]:
         return self._tokenise(text, split_special_tokens=False)
@@ -67,7 +69,7 @@ class Encoder:
                 case Markup(text):
                     ids.extend(self._markup(text))
                 case Quoted(text):
-                    ids.extend(self._tokenise_quoted(text))
+                    ids.extend(self._quoted(text))
         return Span(provenance, tuple(ids), views=tuple(views))
 
     def _placeholder(self, modality: Modality) -> int:

@@ -184,7 +184,7 @@ def parse_line(text: bytes, place: str) -> Field:
     """
     try:
         return Field(json.loads(text, parse_constant=_refuse_constant), place)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{place}: not a line of strict JSON ({error}). {REMEDY}") from error
 
 
@@ -211,7 +211,7 @@ def load_view(view: View, step_file: Path) -> View:
             f"{step_file}: the image {path} is missing. Copy the folder {_IMAGES} together with "
             "the rollouts, or read them without images."
         ) from None
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise _damaged(step_file, path, str(error)) from error
     loaded = View.of(pixels, view.grid_thw, view.num_tokens, view.modality, view.patch_seconds)
     if loaded.hash != view.hash:

@@ -65,6 +65,14 @@ def test_without_options_any_letter_may_be_stated():
         ("A. 1, 2;B. 2; C. 3.;", AFTER_SEMICOLONS, "", ("1, 2", "2", "3.;")),
         ("No options here", IN_PARENTHESES, "No options here", ()),
         ("Only (A) one", IN_PARENTHESES, "Only (A) one", ()),
+        (
+            "Q? (A) x (B) y (C) z (D) Both (A) and (B)",
+            IN_PARENTHESES,
+            "Q?",
+            ("x", "y", "z", "Both (A) and (B)"),
+        ),
+        ("Q? (A) x (B) as (A) (C) z", IN_PARENTHESES, "Q?", ("x", "as (A)", "z")),
+        ("From (A) to (B)? (A) x (B) y", IN_PARENTHESES, "From (A) to (B)?", ("x", "y")),
     ],
 )
 def test_options_are_split_off_the_question(text, marker, question, options):

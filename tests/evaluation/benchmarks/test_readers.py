@@ -1,8 +1,22 @@
+import base64
+import json
+import struct
+import zlib
+
 import datasets
 import pytest
 
 from clips import make_clip
-from evaluation.benchmarks.releases import MAKERS, in_base64, made, opened, picture
+from evaluation.benchmarks.releases import (
+    MAKERS,
+    in_base64,
+    made,
+    opened,
+    picture,
+    write_json,
+    write_lines,
+)
+from reframe_vl.data.formats.rows import Refused
 from reframe_vl.data.report import Report
 from reframe_vl.evaluation.benchmarks import BENCHMARKS
 from reframe_vl.evaluation.releases.files import files_of, hub_rows, rows_of
@@ -170,3 +184,87 @@ def test_broken_files_are_told_and_do_not_end_the_reading(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"a": 1}\nno\n')
     found = [row for path in files_of(tmp_path, ["[ab].*"]) for row in rows_of(path)]
     assert [getattr(row, "reason", "row") for row in found] == ["bad_parquet", "row", "bad_json"]
+
+
+def enormous():
+    """The head of a PNG that says it is of 30000x30000 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "\u00e9" * 2000,
+        "A" * 2000,
+        b"no image",
+        enormous(),
+        base64.b64encode(enormous() * 50).decode(),
+        b"\x89PNG\r\n\x1a\n" + bytes(100),
+        [picture()],
+        {"bytes": None},
+        7,
+    ],
+)
+def test_e21_e22_what_is_no_image_is_refused_and_leaves_no_file(tmp_path, held):
+    with pytest.raises(Refused, match=r"media_(missing|unreadable)"):
+        MediaStore(None, tmp_path).image(held)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_row_without_any_image_is_left_out(tmp_path):
+    MAKERS["visual_probe"](tmp_path)
+    path = sorted(tmp_path.rglob("val.json"))[0]
+    rows = json.loads(path.read_text())
+    write_json(path, [*rows, rows[0] | {"images": []}])
+    _, items, report = opened("visual_probe", tmp_path)
+    assert len(items) == COUNTS["visual_probe"]
+    assert [p.reason for p in report.problems] == ["media_missing"]
+
+
+def test_rows_of_another_form_are_left_out_and_the_others_are_read(tmp_path):
+    MAKERS["lvbench"](tmp_path / "l")
+    (path,) = (tmp_path / "l").rglob("video_info.meta.jsonl")
+    line = json.loads(path.read_text())
+    write_lines(path, [line | {"qa": [*line["qa"], "no", None, ["a"]]}])
+    _, items, report = opened("lvbench", tmp_path / "l")
+    assert len(items) == len(line["qa"]) and [p.reason for p in report.problems] == ["bad_row"] * 3
+    MAKERS["wemath"](tmp_path / "w")
+    path = tmp_path / "w" / "testmini.json"
+    rows = json.loads(path.read_text())
+    write_json(path, [*rows, rows[0] | {"ID": "5"}, rows[0] | {"ID": "3steps_9"}])
+    _, items, report = opened("wemath", tmp_path / "w")
+    assert len(items) == len(rows) and [p.reason for p in report.problems] == ["bad_key"] * 2
+
+
+def test_a_relative_error_needs_a_true_number_above_0(tmp_path):
+    MAKERS["vsi_bench"](tmp_path)
+    (path,) = tmp_path.rglob("test*")
+    rows = [row.raw for row in rows_of(path)]
+    numeric = next(row for row in rows if row["question_type"] == "object_counting")
+    odd = [numeric | {"id": f"odd{i}", "ground_truth": t} for i, t in enumerate(("0", "-3", "x"))]
+    write_lines(tmp_path / "test.jsonl", [*rows, *odd])
+    _, items, report = opened("vsi_bench", tmp_path)
+    assert len(items) == len(rows) and [p.reason for p in report.problems] == ["no_number"] * 3
+
+
+def test_a_packed_file_is_to_be_unpacked(tmp_path):
+    (tmp_path / "test.json.gz").write_bytes(b"\x1f\x8b no")
+    (problem,) = rows_of(tmp_path / "test.json.gz")
+    assert problem.reason == "packed_file" and "Unpack" in problem.message
+
+
+def test_half_a_character_in_a_row_is_no_reason_to_stop(tmp_path):
+    MAKERS["lvbench"](tmp_path)
+    (path,) = tmp_path.rglob("video_info.meta.jsonl")
+    line = json.loads(path.read_text())
+    line["qa"][0] |= {
+        "uid": "\ud83d",
+        "question": "a\ud83d \U0001f600?\n(A) \ude00b\n(B) c",
+        "answer": "A",
+    }
+    write_lines(path, [line])
+    _, items, _ = opened("lvbench", tmp_path)
+    sample = items[0].sample
+    assert (sample.question, sample.options) == ("a\ufffd \U0001f600?", ("\ufffdb", "c"))
+    assert sample.id.encode() and len(items) == len(line["qa"])

@@ -242,6 +242,10 @@ def test_mean_relative_accuracy_equals_its_definition(given, truth):
         ("between 2 and 3", None),
         ("v2x", None),
         ("9" * 50_000, None),
+        ("about \u22125 m", -5),
+        ("about \u0663.\u0665 m", 3.5),
+        ("1e999", None),
+        ("-1e999", None),
     ],
 )
 def test_d06_d13_one_number_is_read_or_none(text, number):
@@ -409,3 +413,11 @@ def test_d12_d13_no_benchmark_rewards_saying_nothing(tmp_path, text):
         assert (
             sum(t["score"] for t in scores_of(benchmark, items, [text] * len(items)).values()) == 0
         )
+
+
+@pytest.mark.parametrize("name", ["tir_bench", "vsi_bench", "dynamath", "reason_rft_spatial"])
+def test_d09_an_answer_without_sense_is_wrong_and_breaks_no_rule(tmp_path, name):
+    benchmark, items, _ = made(name, tmp_path)
+    for text in (f"{'1' * 5_000}, 2", "1, " * 5_000, "1e999", "-1e999", "\u00b2", "\ud800"):
+        scores = scores_of(benchmark, items, [text] * len(items))
+        assert all(0 <= row["score"] < 1 for row in scores.values())

@@ -37,9 +37,9 @@ def policy():
     return Policy(tiny_model("qwen3_vl"), tokenizer(), grey_world.CODEC, "tiny")
 
 
-def evaluate(release, out, engine, name="vstar", rollouts=SETTINGS, **settings):
+def evaluate(release, out, engine, name="vstar", rollouts=SETTINGS, model=None, **settings):
     chosen = BenchmarkSettings(unpacked=str(release / "unpacked"), **settings)
-    run = BenchmarkRun({name: Place(str(release))}, chosen, out, "a/checkpoint")
+    run = BenchmarkRun({name: Place(str(release))}, chosen, out, "a/checkpoint", model or {})
     tools = default_tools()
     run.open(rollouts, tools)
     report = run.play(policy(), rollouts, tools, engine)
@@ -220,10 +220,42 @@ def test_other_settings_do_not_go_on_in_the_same_folder(tmp_path):
     other = replace(LONG, max_new_tokens=41)
     with pytest.raises(ValueError, match="other rollouts"):
         evaluate(release, out, reading, "reason_rft_counting", other, arms=["no_tools"])
+    with pytest.raises(ValueError, match="other model"):
+        evaluate(release, out, reading, "reason_rft_counting", LONG, {"thinking": True})
     with pytest.raises(ValueError, match="choose among"):
         Place(str(release)).opened("vqa", BenchmarkSettings())
     with pytest.raises(ValueError, match="conflict"):
         BenchmarkSettings(arms=["conflict"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"visual_tokens": [0]}, r"\[256,1024\]"),
+        ({"samples": -1}, "samples"),
+        ({"limit": 0}, "limit"),
+        ({"limit": -3}, "limit"),
+    ],
+)
+def test_settings_that_cannot_be_are_told_in_a_sentence(settings, words):
+    with pytest.raises(ValueError, match=words):
+        BenchmarkSettings(**settings)
+
+
+def test_what_is_wrong_is_told_before_anything_is_played(tmp_path):
+    release, name = grey_release(tmp_path / "release"), "reason_rft_counting"
+
+    def unwanted(model):
+        raise AssertionError("Nothing is to be played.")
+
+    with pytest.raises(ValueError, match=r"benchmark_settings\.judge"):
+        evaluate(release, tmp_path / "a", unwanted, name, LONG, judge={"url": "x"})
+    assert not (tmp_path / "a").exists()
+    answers = tmp_path / "b" / name / "answers.jsonl"
+    answers.parent.mkdir(parents=True)
+    answers.write_text("no\n")
+    with pytest.raises(ValueError, match="Remove the line"):
+        evaluate(release, tmp_path / "b", unwanted, name, LONG)
 
 
 def test_two_checkpoints_are_compared_item_by_item_and_reported(tmp_path):
@@ -245,6 +277,8 @@ def test_two_checkpoints_are_compared_item_by_item_and_reported(tmp_path):
     assert part["differences"]["accuracy"]["value"] == pytest.approx((2 / 3 - 1) / 2)
     with pytest.raises(ValueError, match="against"):
         evaluate(release, tmp_path / "c", blind, name, LONG, against=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="another evaluation"):
+        evaluate(release, tmp_path / "a", blind, name, LONG, against=against)
     write_report(report, tmp_path, {"reward": [(0, 0.1), (1, 0.4)]})
     text = (tmp_path / "report.md").read_text()
     assert f"## {name}" in text and "2 gained, 1 lost" in text and "tool_gain" in text
@@ -267,6 +301,18 @@ def test_configs_name_a_place_for_each_benchmark_and_take_several():
     assert not plain.benchmarks
 
 
+def test_checkpoints_are_compared_on_the_items_that_both_answered(tmp_path, caplog):
+    name = "reason_rft_counting"
+    few = grey_release(tmp_path / "few", (2, 1))
+    evaluate(few, tmp_path / "a", reading, name, LONG, arms=["no_tools"])
+    many = grey_release(tmp_path / "many", (2, 1, 3))
+    how = {"arms": ["no_tools"], "against": str(tmp_path / "a")}
+    report = evaluate(many, tmp_path / "b", reading, name, LONG, **how)
+    part = report["benchmarks"][name]["against"]["no_tools"]
+    assert (part["items"], part["gained"], part["lost"], part["p_value"]) == (2, [], [], 1.0)
+    assert "evaluated on other items" in caplog.text
+
+
 def test_answers_are_read_back_and_a_bad_line_is_named(tmp_path):
     path = tmp_path / "answers.jsonl"
     line = Answered(
@@ -280,3 +326,7 @@ def test_answers_are_read_back_and_a_bad_line_is_named(tmp_path):
     path.write_text("no\n" + path.read_text())
     with pytest.raises(ValueError, match="line 1"):
         AnswerFile(path)
+    for damaged in (b'{"item": "\xff"}\n', b'{"boxes": [[0.0]], "spans": []}\n', b"[]\n", b"\0\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"line 1.*Remove the line"):
+            AnswerFile(path)

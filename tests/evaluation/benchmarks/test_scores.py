@@ -137,6 +137,9 @@ def test_reward_curves_are_of_tensorboard_or_else_of_the_rollouts(tmp_path):
         text = "".join(f"{json.dumps(row)}\n" for row in rows)
         (folder / f"step_{step:06d}.jsonl").write_text(text)
     assert reward_curves(tmp_path) == {"answer": [(0, 0.5), (1, 1.0)]}
+    with (folder / "step_000001.jsonl").open("a") as stream:
+        stream.write('{"rewards": {"answer": "NaN"}}\n{"rewards": [1]}\n{"rewards": {"ans')
+    assert reward_curves(tmp_path) == {"answer": [(0, 0.5), (1, 1.0)]}
     with SummaryWriter(str(tmp_path / "tensorboard")) as board:
         board.add_scalar("rollouts/reward/answer", 0.25, 3)
         board.add_scalar("rollouts/reward", 0.5, 3)

@@ -222,12 +222,12 @@ class Benchmark(ABC):
         if self.with_windows and isinstance(media, VideoFile) and windows:
             evidence = _segments(media, windows)
         sample = Sample(
-            id=f"{self.name}/{native_id}",
+            id=_whole_characters(f"{self.name}/{native_id}"),
             modality=Modality.IMAGE if isinstance(media, ImageFile) else Modality.VIDEO,
             media=media,
-            question=question.strip(),
+            question=_whole_characters(question.strip()),
             answer=answer,
-            options=tuple(options),
+            options=tuple(map(_whole_characters, options)),
             evidence=evidence,
             source=self.name,
             split="test",
@@ -265,6 +265,15 @@ def right_option(letter: str, options: Sequence[str]) -> Answer:
             "answer_not_among_options", f"the answer {letter!r} is none of {len(options)} options."
         )
     return Answer("mcq", letter_of(number))
+
+
+def _whole_characters(text: str) -> str:
+    r"""Halves of characters, which JSON can hold but no tokenizer takes, become U+FFFD.
+
+    >>> _whole_characters("a\ud83d") == "a\ufffd"
+    True
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _expanded(boxes: Sequence[Box], media: ImageFile) -> Evidence | None:

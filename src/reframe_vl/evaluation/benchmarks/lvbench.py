@@ -39,7 +39,8 @@ class LVBench(Benchmark):
                 yield row
                 continue
             for question in row.raw["qa"]:
-                yield replace(row, raw={"key": row.raw.get("key"), **question})
+                named = question if isinstance(question, dict) else {}
+                yield replace(row, raw={"key": row.raw.get("key"), **named})
 
     def item(self, row: Row) -> Item:
         """One item a question."""

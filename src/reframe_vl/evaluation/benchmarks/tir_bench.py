@@ -31,7 +31,9 @@ from reframe_vl.rewards.text import plain
 from reframe_vl.types import Answer
 
 _CORRECTED = {"60.jpg": "mobi", "62.jpg": "aires"}
-_PLACE = re.compile(r"\b(\d+)\s*,\s*(\d+)\b")
+_WHOLE = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
+"""What Python reads as a number in no time: an answer may be fifty thousand digits."""
+_PLACE = re.compile(r"\b(\d{1,18})\s*,\s*(\d{1,18})\b")
 
 
 class _MetaData(RowFields):
@@ -94,7 +96,7 @@ def _score(task: str, text: str, truth: str, side: int | None) -> float:
                 return 0.0
             return sum(g == w for g, w in zip(given, wanted, strict=True)) / len(wanted)
         case "spot_difference" if not whole:
-            ours, theirs = (set(map(int, re.findall(r"\d+", t))) for t in (text, truth))
+            ours, theirs = (set(map(int, _WHOLE.findall(t))) for t in (text, truth))
             return len(ours & theirs) / len(ours | theirs) if ours | theirs else 1.0
         case "word_search" if not whole:
             places = [
@@ -124,7 +126,7 @@ def _same(given: tuple[Any, ...], wanted: tuple[Any, ...] | None) -> bool:
 def _pieces(text: str, side: int | None) -> list[int] | None:
     """The first run of numbers that is as long as there are pieces."""
     for run in re.findall(r"[\d\s,]+", plain(text)):
-        numbers = [int(number) for number in re.findall(r"\d+", run)]
+        numbers = [int(number) for number in _WHOLE.findall(run)]
         if side and len(numbers) == side**2:
             return numbers
     return None

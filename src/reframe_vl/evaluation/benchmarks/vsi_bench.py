@@ -48,7 +48,7 @@ class VSIBench(Benchmark):
         fields = _Row.model_validate(row.raw)
         options: list[str] = []
         if fields.question_type in _NUMBERS:
-            if not stated_number(fields.ground_truth):
+            if (stated_number(fields.ground_truth) or 0) <= 0:
                 raise Refused("no_number", f"{fields.ground_truth!r} is no number above 0.")
             answer = Answer("number", fields.ground_truth)
         else:

@@ -45,8 +45,10 @@ class WeMath(Benchmark):
         """One item a step or whole; those of a problem are drawn together."""
         fields = _Row.model_validate(row.raw)
         kind, _, step = fields.key.partition("_")
-        if step not in _STEPS.get(kind, ()):
-            raise Refused("bad_key", f"the key {fields.key!r} is no step of a problem.")
+        if step not in _STEPS.get(kind, ()) or fields.ID.partition("_")[0] != kind:
+            raise Refused(
+                "bad_key", f"the key {fields.key!r} is no step of the problem {fields.ID!r}."
+            )
         _, options = split_options(fields.option, AFTER_SEMICOLONS)
         level = f"S{kind[0]}" if step == "multi" else "S1"
         return self.draft(

@@ -29,6 +29,8 @@ _ROWS_AT_ONCE = 8
 
 _LONGEST_FIELD = 2**31 - 1
 
+_PACKED = frozenset((".gz", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".zst", ".7z"))
+
 
 @dataclass(frozen=True)
 class Hub:
@@ -65,7 +67,9 @@ def files_of(path: Path, patterns: Iterable[str]) -> list[Path]:
 def rows_of(path: Path) -> Iterator[Row | Problem]:
     """The rows of a file, by its suffix; empty fields of a table are no fields."""
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    if suffix in _PACKED:
+        yield Problem(str(path), "packed_file", "it is packed. Unpack it, and name what is in it.")
+    elif suffix == ".parquet":
         yield from _parquet_rows(path)
     elif suffix in (".tsv", ".csv"):
         yield from _table_rows(path, "\t" if suffix == ".tsv" else ",")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import os
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from reframe_vl.data.formats.media_search import VIDEO_SUFFIXES
 from reframe_vl.data.formats.rows import Refused
@@ -57,7 +56,7 @@ class MediaStore:
         if isinstance(value, str):
             try:
                 value = base64.b64decode(value.partition("base64,")[2] or value, validate=False)
-            except binascii.Error as error:
+            except ValueError as error:
                 raise Refused("media_unreadable", f"its image is no base64: {error}.") from error
         if not isinstance(value, bytes) or not value:
             raise Refused("media_missing", "the row has no image. Fetch the whole release.")
@@ -69,6 +68,8 @@ class MediaStore:
         Raises:
             Refused: One of them is missing or cannot be read.
         """
+        if not values:
+            raise Refused("media_missing", "the row names no image. Fetch the whole release.")
         images = [self.image(value) for value in values]
         if len(images) == 1:
             return images[0]
@@ -96,13 +97,14 @@ class MediaStore:
         name = hashlib.sha256(data).hexdigest()[:32]
         path = (self.unpacked / name[:2] / name).absolute()
         if not path.exists():
-            try:
-                Image.open(io.BytesIO(data)).close()
-            except (UnidentifiedImageError, OSError) as error:
-                raise Refused("media_unreadable", f"its image cannot be read: {error}.") from error
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{name}.{os.getpid()}")
             temporary.write_bytes(data)
+            try:
+                _readable(temporary)
+            except Refused:
+                temporary.unlink()
+                raise
             os.replace(temporary, path)
         return _readable(path)
 

@@ -50,23 +50,24 @@ def without_label(option: str, index: int) -> str:
 def split_options(text: str, marker: str) -> tuple[str, tuple[str, ...]]:
     """A question and the options that are written behind it; no options where none are.
 
-    Letters must run from A without a gap. What follows the last option on a further line is
-    dropped: it says how to answer.
+    Letters must run from A without a gap. The longest run counts, of equally long ones the last:
+    words before the options, and options themselves, may name letters too. What follows the last
+    option on a further line is dropped: it says how to answer.
 
     >>> split_options("Which? (A) red (B) light blue", IN_PARENTHESES)
     ('Which?', ('red', 'light blue'))
     """
     found = list(re.finditer(marker, text))
-    starts = [i for i, match in enumerate(found) if match[1] == "A"]
-    if not starts:
+    best: list[re.Match[str]] = []
+    for start in (i for i, match in enumerate(found) if match[1] == "A"):
+        run: list[re.Match[str]] = []
+        for match in found[start:]:
+            if match[1] == letter_of(len(run)):
+                run.append(match)
+        best = max(run, best, key=len)
+    if len(best) < 2:
         return text.strip(), ()
-    run = found[starts[-1] :]
-    count = 0
-    while count < len(run) and run[count][1] == letter_of(count):
-        count += 1
-    if count < 2:
-        return text.strip(), ()
-    ends = [match.start() for match in run[1:count]] + [len(text)]
-    options = [text[match.end() : end].strip() for match, end in zip(run, ends, strict=False)]
+    ends = [match.start() for match in best[1:]] + [len(text)]
+    options = [text[match.end() : end].strip() for match, end in zip(best, ends, strict=True)]
     options[-1] = options[-1].split("\n")[0].strip()
-    return text[: run[0].start()].strip(), tuple(options)
+    return text[: best[0].start()].strip(), tuple(options)

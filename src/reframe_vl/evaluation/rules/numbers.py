@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 
 from reframe_vl.rewards.number import read_number
+from reframe_vl.rewards.text import plain
 
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d])")
 _MAX_CHARS = 200
@@ -18,13 +20,15 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 def stated_number(text: str) -> float | None:
     """The one number that an answer states, with words around it or not.
 
+    None too where it is larger than floats hold.
+
     >>> stated_number("about 3.5 metres"), stated_number("1,250"), stated_number("3 or 4")
     (3.5, 1250.0, None)
     """
     quantity = read_number(text)
     if quantity is not None:
-        return float(quantity.value)
-    found = _NUMBER.findall(text) if len(text) <= _MAX_CHARS else []
+        return float(quantity.value) if abs(quantity.value) <= sys.float_info.max else None
+    found = _NUMBER.findall(plain(text)) if len(text) <= _MAX_CHARS else []
     return float(found[0].replace(",", "")) if len(found) == 1 else None
 
 
