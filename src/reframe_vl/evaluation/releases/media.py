@@ -102,9 +102,12 @@ class MediaStore:
             temporary.write_bytes(data)
             try:
                 _readable(temporary)
-            except Refused:
+            except Refused as refused:
                 temporary.unlink()
-                raise
+                # The file that it was tried as is nobody's.
+                why = refused.message.replace(str(temporary), "the image")
+                message = f"its image cannot be read: {why}"
+                raise Refused("media_unreadable", message) from refused
             os.replace(temporary, path)
         return _readable(path)
 
