@@ -10,7 +10,6 @@ at any time and give it again: finished runs are kept as rows in docs/results/mi
 from __future__ import annotations
 
 import shutil
-import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,9 +34,8 @@ FILES = (*PROTOCOL_FILES, "configs/rollout/vllm.yaml")
 TEXT = """
 Each run starts from the first of the three shipped bases. Accuracy is greedy, with tools, on 256
 items; its learning curve has a point every 40 steps on 128 of them, and *area* is the area under it
-over the run's length. *Seconds a step* is the median over a run's steps, evaluations left out; the
-model is so small that vLLM's own work for a request is most of it. Intervals are 95% bootstrap
-intervals over seeds; differences are paired.
+over the run's length. Intervals are 95% bootstrap intervals over seeds; differences are paired. How
+long steps take is measured apart, in [overlap](overlap.md): these runs had other work beside them.
 """
 
 
@@ -87,11 +85,6 @@ def area(row: Row) -> float:
     return sum(pieces) / max(points[-1][0] - points[0][0], 1)
 
 
-def median_of(tag: str) -> Measure:
-    """A logged number's median over the steps."""
-    return lambda row: statistics.median(row["series"].get(tag) or [float("nan")])
-
-
 def largest_of(tag: str) -> Measure:
     """A logged number's maximum over the steps."""
     return lambda row: max(row["series"].get(tag) or [float("nan")])
@@ -100,7 +93,6 @@ def largest_of(tag: str) -> Measure:
 MEASURES: dict[str, Measure] = {
     "accuracy": result("accuracy", "tools"),
     "area": area,
-    "seconds_a_step": median_of("time/step_s"),
     "lag": largest_of("rollouts/lag"),
     "largest_probe_gap": largest_of("weights/probe_gap"),
 }
