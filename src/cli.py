@@ -19,6 +19,7 @@ os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 from hydra.errors import CompactHydraException
 
+from reframe_vl import slurm
 from reframe_vl.command import hydra_job, split
 from reframe_vl.runs import register_resolvers
 
@@ -28,8 +29,10 @@ register_resolvers()
 def main() -> None:
     """Runs one command."""
     command = split(sys.argv[1:])
+    configs = Path(__file__).parents[1] / "configs"
     try:
-        with hydra_job(Path(__file__).parents[1] / "configs", command) as cfg:
+        # The imports take seconds, in which a job may have to give way too.
+        with slurm.requeued_on_signal(), hydra_job(configs, command) as cfg:
             # Imported here, so that a mistyped override is told at once and not after seconds of
             # imports.
             from reframe_vl.lightning_cli import main as run

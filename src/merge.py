@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from reframe_vl.runs import ConfigError, readable_errors, register_resolvers
@@ -41,10 +42,11 @@ def consolidate(cfg: DictConfig) -> None:
     Raises:
         FileExistsError: The output is not empty.
         FileNotFoundError: There is no such checkpoint.
-        ValueError: More than one was named.
+        ValueError: More than one was named, or a setting cannot be used.
     """
     from reframe_vl.checkpoint.card import model_card
     from reframe_vl.checkpoint.export import export_policy
+    from reframe_vl.checkpoint.merge import MergeSettings
     from reframe_vl.checkpoint.reading import read_progress
     from reframe_vl.evaluating import load_checkpoint
     from reframe_vl.runs import latest_checkpoint
@@ -55,6 +57,10 @@ def consolidate(cfg: DictConfig) -> None:
             f"method=consolidate writes one checkpoint, and {len(checkpoints)} are named: give "
             "one, or another method to merge them."
         )
+    if cfg.adapter not in ("merged", "separate"):
+        raise ValueError(f"adapter={cfg.adapter} is unknown: choose merged or separate.")
+    # It knows which types there are.
+    MergeSettings(dtype=cfg.dtype)
     path = checkpoints[0]
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} is not empty: give a new folder for the model.")
@@ -159,6 +165,7 @@ def _settings_of(path: Path) -> DictConfig:
 
     Raises:
         FileNotFoundError: The path is no run's, nor its checkpoint's.
+        ValueError: The run's settings cannot be read.
     """
     file = _run_of(path) / "config.yaml"
     if not file.is_file():
@@ -166,8 +173,12 @@ def _settings_of(path: Path) -> DictConfig:
             f"No checkpoint at {path}: give a run directory, one of its checkpoints, or a folder "
             "with config.json or adapter_config.json."
         )
-    cfg = OmegaConf.load(file)
-    assert isinstance(cfg, DictConfig)
+    try:
+        cfg = OmegaConf.load(file)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(cfg, DictConfig) or "model" not in cfg:
+        raise ValueError(f"{file} is no run's: it does not say what its model is.")
     return cfg
 
 

@@ -9,6 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from reframe_vl.runs import check_start, register_resolvers
@@ -20,7 +21,7 @@ register_resolvers()
 @hydra.main(version_base="1.3", config_path="../configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Runs one training; in a sweep its number is what is searched for."""
-    check_start(cfg)
+    check_start(cfg, HydraConfig.get().overrides.task)
     # Imported here, so that a mistyped override is told at once and not after seconds of imports.
     from reframe_vl.training import train
 

@@ -248,6 +248,20 @@ def test_a_file_that_is_no_saved_config_is_refused(tmp_path):
             lightning_cli.saved_tree(path, OmegaConf.create())
 
 
+def test_an_override_that_a_saved_config_would_undo_is_refused(cli, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("{trainer: {}, model: {}, data: {}, run: {}}")
+    for given in (f"config={path}", f"--config={path}"):
+        with pytest.raises(runs.ConfigError, match="seed=1 cannot be set beside"):
+            cli("fit", "seed=1", given, f"paths.log_dir={tmp_path}")
+
+
+def test_a_launcher_of_multiruns_is_refused(cli):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with pytest.raises(runs.ConfigError, match="add -m"):
+        cli("fit", "launcher=slurm")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -1,5 +1,6 @@
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -48,6 +49,14 @@ def test_auto_finds_the_newest_run_of_the_same_overrides_in_any_order(tmp_path):
     assert found == str(newest)
     fresh = runs.run_directory(str(tmp_path), "exp", "auto", None, ["seed=3"])
     assert not (tmp_path / "exp" / fresh).exists()
+
+
+def test_what_starts_a_run_is_no_part_of_what_it_is(tmp_path):
+    run = started(tmp_path, "2026-01-01", ["lr=1e-3"])
+    by_slurm = ["launcher=slurm", "lr=1e-3"]
+    assert runs.run_directory(str(tmp_path), "exp", "auto", None, by_slurm) == str(run)
+    fresh = runs.run_directory(str(tmp_path), "exp", None, None, by_slurm)
+    assert fresh.endswith("_lr-1e-3") and "launcher" not in fresh
 
 
 def test_a_path_names_a_run_or_one_of_its_checkpoints_and_nothing_else(tmp_path):
@@ -101,6 +110,25 @@ def test_what_goes_wrong_at_the_start_is_told_in_a_sentence():
 def test_a_run_directory_is_absolute_so_that_a_sweep_cannot_nest_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runs.run_directory("./logs", "exp", None, "a", []) == str(tmp_path / "logs/exp/a")
+
+
+def test_a_full_disk_leaves_no_half_of_what_a_run_is(tmp_path, monkeypatch):
+    def full(path, text):
+        path.write_bytes(text[:9].encode())
+        raise OSError(28, "No space left on device")
+
+    run = started(tmp_path)
+    before = (run / "config.yaml").read_text()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", full)
+        runs.claim(config(run, steps=9), run)
+    assert (run / "config.yaml").read_text() == before
+    fresh = tmp_path / "exp" / "b"
+    fresh.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", full)
+        runs.claim(config(fresh), fresh)
+    assert not (fresh / runs.IDENTITY).exists()
 
 
 def test_a_run_that_was_never_set_up_leaves_its_name_free(tmp_path):

@@ -3,10 +3,15 @@
 import os
 import signal
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from reframe_vl import runs, slurm
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -108,6 +113,49 @@ def test_a_job_that_gives_way_between_steps_is_requeued_and_a_cancelled_one_is_n
         assert asked.read_text().splitlines() == ["show job --oneliner 7", *told]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_another_rank_leaves_a_signal_between_steps_to_the_first_one(job):
+    asked = job(JOB_ID=7, PROCID=1)
+    signals = (signal.SIGUSR1, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_DFL) for number in signals]
+    try:
+        with slurm.requeued_on_signal():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            # With which SLURM ends the job, as soon as the first one has requeued it.
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert not asked.exists()
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_g14_a_job_signalled_while_it_loads_its_code_is_requeued(job, monkeypatch, tmp_path):
+    asked = job(JOB_ID=7)
+    lightning = tmp_path / "code" / "lightning" / "__init__.py"
+    lightning.parent.mkdir(parents=True)
+    lightning.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{lightning.parents[1]}:{ROOT / 'src'}")
+    command = [sys.executable, str(ROOT / "src/cli.py"), "fit", f"paths.log_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 128 + signal.SIGUSR1, done.stderr
+    assert asked.read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["a.b='x y'", "c=[1, 2]"], ["seed=3", "a.b='x y'", "c=[1, 2]"]), (["seed=9"], ["seed=9"])],
+)
+def test_the_script_hands_arguments_over_as_they_are_and_a_seed_that_is_given_wins(
+    job, monkeypatch, tmp_path, arguments, expected
+):
+    job(JOB_ID=7, ARRAY_TASK_ID=3)
+    handed = tmp_path / "handed"
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {handed}\n')
+    srun.chmod(0o755)
+    subprocess.run(["bash", str(ROOT / "scripts/train.sbatch"), *arguments], check=True)
+    assert handed.read_text().splitlines()[1:] == ["src/cli.py", "fit", *expected]
 
 
 def test_a_jobs_run_is_named_after_it_and_a_restarted_job_finds_it(job, tmp_path):

@@ -42,6 +42,10 @@ from reframe_vl.policy.teachers import Teachers
 set_parsing_settings(subclasses_enabled=[Policy, Teachers])
 
 
+WHOLE = {"trainer", "model", "data", "run"}
+"""What a config of this command has that was not written by hand to change some values."""
+
+
 class TrainingCLI(LightningCLI):
     """Runs ``fit``, ``validate`` or ``test`` as it is made.
 
@@ -176,6 +180,8 @@ class TrainingCLI(LightningCLI):
             if path.is_file():
                 node = read_yaml(path)
                 hydras = "algorithm" in node
+                if hydras or node.keys() >= WHOLE:
+                    runs.check_beside(path, self.command.overrides)
                 read = to_lightning(_without_place(node)) if hydras else node
                 text = yaml.safe_dump(without_default_callables(read), sort_keys=False)
                 options[at] = f"{name}={text}" if equals else text
@@ -242,7 +248,7 @@ def saved_tree(path: Path, cfg: DictConfig) -> Tree:
     node = read_yaml(path)
     if "algorithm" in node:
         tree = _without_place(node)
-    elif node.keys() >= {"trainer", "model", "data", "run"}:
+    elif node.keys() >= WHOLE:
         parser = LightningArgumentParser(exit_on_error=False)
         parser.add_argument("--seed_everything", type=int)
         parser.add_lightning_class_args(Trainer, "trainer")
@@ -288,5 +294,6 @@ def _without_place(node: Mapping[str, Any]) -> Tree:
 
 def main(command: Command, cfg: DictConfig) -> None:
     """Runs a command."""
+    runs.check_start(cfg, command.overrides)
     with ExitStack() as stack:
         TrainingCLI(command, cfg, stack)

@@ -39,7 +39,9 @@ POLICY = "policy"
 IDENTITY = "run.json"
 """Overrides and settings that a run was started with; written once, inside the lock."""
 
-_RUN_KEYS = ("resume=", "run_name=")
+_RUN_KEYS = ("resume=", "run_name=", "launcher=")
+"""Overrides that say how and where a run is started, and nothing of what it is."""
+
 _FREE_ON_RESUME = frozenset(
     {"resume", "run_name", "paths", "callbacks", "logger", "trainer", "evaluation", "evaluate"}
     | {"steps", "num_threads"}
@@ -162,25 +164,40 @@ def _sentence(error: Exception) -> str:
     return message or type(error).__name__
 
 
-def check_start(cfg: DictConfig) -> None:
+def check_start(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Looks at how a run is started, before anything is loaded.
+
+    Args:
+        cfg: The composed tree.
+        overrides: Those that it was composed with.
 
     Raises:
         ConfigError: Something that was given would have no effect.
     """
     hydra = HydraConfig.get()
-    if hydra.mode is RunMode.RUN and "submitit" in str(hydra.runtime.choices["hydra/launcher"]):
+    if hydra.mode is not RunMode.MULTIRUN and "submitit" in str(
+        hydra.runtime.choices["hydra/launcher"]
+    ):
         raise ConfigError(
             f"launcher={hydra.runtime.choices['launcher']} starts the jobs of a multirun: add -m, "
             "or submit one run with scripts/train.sbatch (docs/cluster.md)."
         )
     if cfg.config:
-        free = ("config=", "paths.", "hydra.", *_RUN_KEYS)
-        if other := [o for o in hydra.overrides.task if not o.startswith(free)]:
-            raise ConfigError(
-                f"{' '.join(other)} cannot be set beside config={cfg.config}, which has a value "
-                "for everything already: change it there, or give it to src/cli.py as an option."
-            )
+        check_beside(cfg.config, overrides)
+
+
+def check_beside(config: str | Path, overrides: Sequence[str]) -> None:
+    """Refuses overrides that a saved config would undo.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    free = ("config=", "paths.", "hydra.", *_RUN_KEYS)
+    if other := [o for o in overrides if not o.startswith(free)]:
+        raise ConfigError(
+            f"{' '.join(other)} cannot be set beside the config {config}, which has a value for "
+            "everything already: change it there, or give it to src/cli.py as an option."
+        )
 
 
 def check(cfg: DictConfig) -> None:
@@ -249,12 +266,19 @@ def claim(cfg: DictConfig, run: Path) -> None:
     path = run / IDENTITY
     if not is_first_rank():
         return
+    _put(run / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     if not path.is_file():
         overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
         kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
         identity = {"overrides": kept, "settings": _settings(cfg)}
-        path.write_text(json.dumps(identity, indent=1) + "\n")
-    OmegaConf.save(cfg, run / "config.yaml", resolve=True)
+        _put(path, json.dumps(identity, indent=1) + "\n")
+
+
+def _put(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there: other commands read those of all runs."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def _settings(cfg: DictConfig) -> dict[str, Any]:

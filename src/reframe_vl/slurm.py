@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def requeue() -> bool:
     Returns:
         Whether it will be started again.
     """
-    if int(os.environ.get("SLURM_PROCID", "0")):
+    if not _is_first_rank():
         return True
     name = job_name()
     try:
@@ -97,10 +97,19 @@ def requeued_on_signal() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _requeue_or_end(number: int, frame: FrameType | None) -> NoReturn:
+def _requeue_or_end(number: int, frame: FrameType | None) -> None:
+    if not _is_first_rank():
+        # The first one decides. It may be waiting for this one, and hear of the signal only then; a
+        # SIGTERM after that is SLURM's, which ends the job.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return
     if asks_for_requeue(signal.Signals(number)):
         requeue()
     raise SystemExit(128 + number)
+
+
+def _is_first_rank() -> bool:
+    return int(os.environ.get("SLURM_PROCID", "0")) == 0
 
 
 def _gives_way() -> bool:

@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from one_step import fixed_groups
 from reframe_vl.algorithms.gdgrpo import GDGRPO
@@ -68,6 +69,20 @@ def test_f10_an_older_export_is_replaced_whole(folder, tmp_path):
     (out / "model-00001-of-00002.safetensors").write_text("stale")
     export_policy(load_policy(folder), out)
     assert not (out / "model-00001-of-00002.safetensors").exists()
+
+
+def test_a_full_disk_leaves_the_older_export_and_names_the_folder(folder, tmp_path, monkeypatch):
+    policy = load_policy(folder)
+    export_policy(policy, tmp_path / "out")
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+
+    def full(*args, **kwargs):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(OSError, match=r"out could not be written \(No space left"):
+        export_policy(policy, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
 
 def test_adapters_train_alone_and_checkpoints_hold_only_them(folder):

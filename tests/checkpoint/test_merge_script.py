@@ -8,6 +8,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import merge as script
 from checkpoint_folders import merged, weights
 from merge import merge
 from reframe_vl.algorithms.gdgrpo import GDGRPO
@@ -118,6 +119,37 @@ def test_what_is_no_path_is_told_in_a_sentence(made, tmp_path, given, words):
         cfg[name] = value
     with pytest.raises(ValueError, match=words):
         merge(cfg)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"dtype": "float99"}, "dtype=float99 is unknown"),
+        ({"adapter": "both"}, "adapter=both is unknown: choose merged or separate"),
+    ],
+)
+def test_what_cannot_be_consolidated_so_is_told_in_a_sentence(run, tmp_path, given, words):
+    cfg = composed("merge", checkpoints=[str(run)], output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=words):
+        script.consolidate(OmegaConf.merge(cfg, given | {"method": "consolidate"}))
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: [", "cannot be read"), ("a: 1", "is no run's")])
+def test_settings_of_no_run_are_told_in_a_sentence(run, tmp_path, text, words):
+    (run / "config.yaml").write_text(text)
+    cfg = composed("merge", checkpoints=[str(run)], output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=words):
+        script.consolidate(OmegaConf.merge(cfg, {"method": "consolidate"}))
+
+
+def test_a_damaged_checkpoint_is_told_in_a_sentence(run):
+    [file] = (run / "checkpoints").iterdir()
+    content = bytearray(file.read_bytes())
+    # Where the archive's directory is whole, but not what it tells of.
+    content[100:300] = bytes(200)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged: give another checkpoint"):
+        load_checkpoint(OmegaConf.load(run / "config.yaml"), run)
 
 
 def test_one_checkpoint_needs_no_list(made, tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from torch import Tensor
 
 from reframe_vl.checkpoint.card import CARD
@@ -47,6 +49,7 @@ def export_policy(
         writes: Whether this rank writes.
 
     Raises:
+        OSError: It could not be written; an older folder is as it was.
         ValueError: There is no adapter to write separately.
     """
     model = policy.model.model
@@ -60,7 +63,7 @@ def export_policy(
     if not writes:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(folder) as part:
+    with _told_of(folder), written_whole(folder) as part:
         part.mkdir()
         if adapted:
             place = part if adapter == "separate" else part / _ADAPTER
@@ -75,6 +78,17 @@ def export_policy(
                 shutil.copy(source, part / name)
         if card is not None:
             (part / CARD).write_text(card)
+
+
+@contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """A full disk is an error of the system's, whoever meets it: safetensors has one of its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(
+            f"{folder} could not be written ({error}): make room on its disk, and do it again."
+        ) from error
 
 
 def _on_cpu(tensors: Iterator[tuple[str, Tensor]], kept: bool) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ folder in DeepSpeed's own form (ZeRO).
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from enum import StrEnum
 from pathlib import Path
@@ -72,12 +73,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         FileNotFoundError: There is no complete checkpoint.
         ImportError: The checkpoint is DeepSpeed's, which is not installed.
+        ValueError: The checkpoint is damaged.
     """
     form = form_of(path)
     if form is None:
         raise FileNotFoundError(f"{path} is no complete checkpoint.")
     read = {Form.FILE: _from_file, Form.PARTS: _from_parts, Form.ZERO: _from_zero}[form]
-    return {_own_name(name): value for name, value in read(path).items()}
+    try:
+        return {_own_name(name): value for name, value in read(path).items()}
+    except pickle.UnpicklingError as error:
+        # What torch advises then is to run whatever the file says.
+        raise ValueError(f"{path} is damaged: give another checkpoint of the run.") from error
 
 
 def part_names(path: Path) -> set[str]:
