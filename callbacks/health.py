@@ -22,7 +22,8 @@ class HealthLimits:
         min_call_rate: Share of rollouts with a successful call; 0 never warns.
         min_parse_rate: Share of proposed calls that were valid.
         min_entropy: Nats at trained tokens.
-        max_sampler_gap: Of one token's log-prob between engine and trainer, in the worst step.
+        max_sampler_gap: Of one token's log-prob between engine and trainer, in the worst step of
+            those whose rollouts are of the weights that were trained.
         max_not_scorable: Share of rollouts that failed by no fault of the policy.
         max_blank_views: Share of rollouts whose first view is of one colour.
         window: Steps.
@@ -59,8 +60,13 @@ class HealthCallback(Callback):
         if not isinstance(pl_module, PolicyModule):
             return
         measures = pl_module.loader.statistics()
-        for name in ("entropy", "sampler_gap_max"):
-            value = trainer.callback_metrics.get(f"train/{name}")
+        found = trainer.callback_metrics
+        names = ["entropy"]
+        # Rollouts that are a step behind differ by what was learned since.
+        if not float(found.get("rollouts/lag", 0.0)):
+            names.append("sampler_gap_max")
+        for name in names:
+            value = found.get(f"train/{name}")
             if value is not None:
                 measures[name] = float(value)
         self._history.append(measures)

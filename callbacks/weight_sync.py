@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
@@ -17,7 +18,7 @@ from reframe_vl.callbacks.rollout import RolloutCallback, find_callback
 from reframe_vl.policy.score import score
 from reframe_vl.policy.sharding import is_sharded, pushed
 from reframe_vl.rollout.collector import Collector
-from reframe_vl.rollout.engine import Generation, SyncedEngine
+from reframe_vl.rollout.engine import Generation, SharedEngine, SyncedEngine
 from reframe_vl.rollout.prompt import build_prompt
 from reframe_vl.types import Context, Provenance, Sampling, Span
 
@@ -76,6 +77,10 @@ class WeightSync(Callback):
                 pass
         if engine.shared:
             trainer.strategy.barrier("weights pushed")
+            if isinstance(engine, SharedEngine):
+                served = trainer.strategy.broadcast(engine.served)
+                if not trainer.is_global_zero:
+                    collector.loop.run(engine.follow(served))
         module.log_step({"weights/sync_s": time.perf_counter() - started})
         self._probe(trainer, module, rollouts, collector)
 
@@ -99,8 +104,7 @@ class WeightSync(Callback):
         with module.scoring():
             ours = score(module.policy, contexts, how).logprobs_T.cpu().numpy()
         theirs = np.asarray([p for turn in turns for p in turn.logprobs], np.float32)
-        gaps = np.abs(ours - theirs)
-        gap = float(np.nanmean(gaps)) if np.isfinite(gaps).any() else float("nan")
+        gap = mean_gap(ours, theirs)
         single = next(module.policy.parameters()).dtype is torch.float32
         limit = self.max_gap or (_MAX_GAP if single else _MAX_GAP_LOW_PRECISION)
         module.log_step({"weights/probe_gap": gap, "weights/alarm": float(not gap <= limit)})
@@ -128,6 +132,17 @@ class WeightSync(Callback):
             rollouts.settings.prompt,
         )
         return [Context([prompt.full]), Context([prompt.text_only])]
+
+
+def mean_gap(ours_T: Float[np.ndarray, "T"], theirs_T: Float[np.ndarray, "T"]) -> float:
+    """How far two programs' log-probs of the same tokens are apart.
+
+    Args:
+        ours_T: Has to be numbers: NaN where any that is compared is none.
+        theirs_T: NaN where the engine gave none; there is nothing to compare then.
+    """
+    given_T = ~np.isnan(theirs_T)
+    return float(np.abs(ours_T - theirs_T)[given_T].mean()) if given_T.any() else float("nan")
 
 
 async def _turns(

@@ -51,7 +51,7 @@ class KeepingEngine:
     folder, is_shared = Path(), False
 
     def __init__(self, model, **settings):
-        self.model, self.loaded = copy.deepcopy(model), None
+        self.model, self.loaded, self.served = copy.deepcopy(model), None, ""
 
     @property
     def shared(self):
@@ -71,13 +71,17 @@ class KeepingEngine:
         sharding.full = counted._full
         sizes = {"most": counted.most, "all": sum(counted.sizes), "largest": max(counted.sizes)}
         (folder / "sizes.json").write_text(json.dumps(sizes))
+        self.served = str(folder)
+
+    async def follow(self, served):
+        self.served = served
 
     @property
     def pushed(self):
         return self.folder / ("all" if self.shared else f"rank_{os.environ['RANK']}")
 
     def load(self):
-        latest = max(self.pushed.glob("version_*"))
+        latest = Path(self.served)
         if latest == self.loaded:
             return
         tensors = {

@@ -78,6 +78,13 @@ def test_c17_a_gap_between_engine_and_trainer_raises_an_alarm():
     assert watch(groups(), LIMITS, metrics)[0] == 2.0
 
 
+def test_rollouts_that_are_a_step_behind_raise_no_alarm_for_it():
+    metrics = {"train/sampler_gap_max": torch.tensor(0.5), "rollouts/lag": torch.tensor(1.0)}
+    assert watch(groups(), LIMITS, metrics)[0] == 0.0
+    metrics["rollouts/lag"] = torch.tensor(0.0)
+    assert watch(groups(), LIMITS, metrics)[0] == 1.0
+
+
 def test_d20_unscorable_rollouts_are_a_rate_of_their_own():
     made = groups()
     for rollout in made[0].rollouts:

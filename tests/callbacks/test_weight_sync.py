@@ -1,12 +1,15 @@
 import copy
 import logging
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from reframe_vl.callbacks.weight_sync import mean_gap
 from reframe_vl.rollout.hf_engine import HFEngine
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import register_resolvers
@@ -141,6 +144,16 @@ def test_an_engine_of_its_own_needs_somebody_to_keep_it_up_to_date(tmp_path, eng
 def test_overlap_needs_an_engine_with_weights_of_its_own(tmp_path):
     with pytest.raises(ValueError, match="rollout=vllm"):
         train(composed(tmp_path, "rollout=hf", "rollout.overlap=true"))
+
+
+def test_c14_a_probe_leaves_out_what_the_engine_does_not_know_and_nothing_else():
+    nan = math.nan
+    ours, theirs = np.float32([-1.0, -2.0, -3.0]), np.float32([-1.5, nan, -3.0])
+    assert mean_gap(ours, theirs) == 0.25
+    assert math.isnan(mean_gap(ours, np.float32([nan] * 3)))
+    # The trainer's own have to be numbers, all of them.
+    assert math.isnan(mean_gap(np.float32([-1.0, -2.0, nan]), theirs))
+    assert mean_gap(np.float32([-1.0, -2.0, -math.inf]), theirs) == math.inf
 
 
 def test_the_probes_limit_is_a_positive_number():

@@ -52,6 +52,12 @@ def test_c14_a_log_prob_that_cannot_be_is_none(missing):
     assert turn.logprobs == (-0.25, None)
 
 
+@pytest.mark.parametrize("given", [[], [-1.0], [-1.0] * 3])
+def test_c14_log_probs_that_cannot_be_told_apart_are_refused(given):
+    with pytest.raises(ValueError, match="2 tokens with"):
+        generation(Reply([1], [5, 6], given, "stop"))
+
+
 def test_a_turn_that_was_broken_off_is_no_turn():
     with pytest.raises(ValueError, match="abort"):
         generation(Reply([1], [5], [-1.0], "abort"))

@@ -92,3 +92,19 @@ class SyncedEngine(Engine, Protocol):
 
     async def rest(self) -> None:
         """Frees what is not needed until the next ``sync``."""
+
+
+@runtime_checkable
+class SharedEngine(SyncedEngine, Protocol):
+    """A synced engine that several ranks may use: those that do not push have to know what was."""
+
+    @property
+    def served(self) -> str:
+        """Names the weights that were pushed last; empty before."""
+
+    async def follow(self, served: str) -> None:
+        """Takes note of weights that another rank has pushed.
+
+        Args:
+            served: As that rank names them.
+        """

@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.rollout import vllm_environment, vllm_lifetime, vllm_weights
 from reframe_vl.rollout.engine import EngineError, Generation
-from reframe_vl.rollout.vllm_backend import Backend, EngineDown
+from reframe_vl.rollout.vllm_backend import (
+    Backend,
+    EngineDown,
+    check_versions,
+    default_arguments,
+)
 from reframe_vl.rollout.vllm_http import ServerVLLM
 from reframe_vl.rollout.vllm_launch import LaunchedVLLM
 from reframe_vl.rollout.vllm_local import LocalVLLM
@@ -70,8 +76,13 @@ class VLLMEngine:
         """Starts nothing yet.
 
         Raises:
-            ValueError: A server cannot be both launched and at hand already.
+            ValueError: A server cannot be both launched and at hand already; or no request is ever
+                allowed.
         """
+        if max_concurrent < 1:
+            raise ValueError(
+                f"rollout.engine.max_concurrent is {max_concurrent}: it must be at least 1."
+            )
         if url and launch:
             raise ValueError(
                 f"rollout.url={url} names a server that runs, rollout.launch=true starts one: set "
@@ -81,20 +92,25 @@ class VLLMEngine:
         self.max_restarts = max_restarts
         self.weights_parent = Path(weights_folder)
         self.devices = devices
-        everything = {**_defaults(), **(arguments or {}), **_arguments_of(model)}
+        everything = {**default_arguments(), **(arguments or {}), **_arguments_of(model)}
         self.backend: Backend
         if url:
-            self.backend = ServerVLLM(url, start_timeout_s)
+            self.backend = ServerVLLM(url, start_timeout_s, everything.get("max_model_len"))
         elif launch:
             self.backend = LaunchedVLLM(everything, start_timeout_s)
         else:
             self.backend = LocalVLLM(everything)
         self._slots = asyncio.Semaphore(max_concurrent)
         self._restarting = asyncio.Lock()
+        self._under_way = 0
+        self._drained = asyncio.Event()
         self._starts = 0
         self._restarts = 0
+        self._failure: EngineDown | None = None
+        self._given_up = ""
         self._folder: Path | None = None
-        self._pushed: Path | None = None
+        self._written: Path | None = None
+        self._served: Path | None = None
 
     # ------------------------------------------------------------------ Engine protocol
 
@@ -109,11 +125,14 @@ class VLLMEngine:
         Raises:
             EngineError: vLLM refused the turn, or died too often.
             ExpansionError: vLLM reads other tokens than the trainer.
+            OtherWeightsError: Somebody else has put weights into vLLM.
         """
         request = turn_request(context, sampling, seed)
 
         async def ask() -> Reply:
-            return await self.backend.generate(request)
+            answer = await self.backend.generate(request)
+            check_versions(self.served, answer.versions)
+            return answer
 
         async with self._slots:
             reply = await self._persistently(ask)
@@ -131,7 +150,7 @@ class VLLMEngine:
         self.backend.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = self._pushed = None
+        self._folder = self._written = self._served = None
 
     # ------------------------------------------------------------------ weights
 
@@ -156,24 +175,46 @@ class VLLMEngine:
         """Pushes the weights: the adapter alone where one is trained, else all of them.
 
         Raises:
-            EngineError: vLLM cannot take them.
+            EngineError: vLLM cannot take them, or there is no room to hand them over.
         """
         if self._folder is None:
             raise EngineError("The engine was not started: call start() before sync().")
         # The old ones first: both together might not fit.
-        if self._pushed is not None:
-            shutil.rmtree(self._pushed, ignore_errors=True)
-            self._pushed = None
+        if self._written is not None:
+            shutil.rmtree(self._written, ignore_errors=True)
+            self._written = self._served = None
         folder = self._folder / f"version_{version}"
-        write = (
-            vllm_weights.write_adapter
-            if vllm_weights.has_adapter(model)
-            else vllm_weights.write_weights
-        )
-        await asyncio.to_thread(write, model, folder)
-        self._pushed = folder
-        self._restarts = 0
+        adapter = vllm_weights.has_adapter(model)
+        write = vllm_weights.write_adapter if adapter else vllm_weights.write_weights
+        try:
+            await asyncio.to_thread(write, model, folder)
+        except (OSError, SafetensorError) as error:
+            free = shutil.disk_usage(self._folder).free / 2**30
+            raise EngineError(
+                f"The weights cannot be written to {folder} ({error}); {free:.2f} GiB are free "
+                "there. Make room for one copy of them (Docker gives /dev/shm 64 MB: --shm-size), "
+                "or set rollout.engine.weights_folder to a folder that has it."
+            ) from error
+        self._written = folder
+        self._served = vllm_weights.adapter_folder(folder) if adapter else folder
+        self._restarts, self._given_up = 0, ""
         await self._persistently(self._push)
+
+    @property
+    def served(self) -> str:
+        """The folder of the weights that vLLM has to have; empty before any were pushed."""
+        return str(self._served or "")
+
+    async def follow(self, served: str) -> None:
+        """Takes note of weights that another rank has pushed to the server of both.
+
+        Args:
+            served: Their folder, from which this rank pushes too where the server has died.
+        """
+        self._served = Path(served)
+        self._restarts, self._given_up = 0, ""
+        if isinstance(self.backend, ServerVLLM):
+            self.backend.has_adapter = vllm_weights.has_adapter(self.model)
 
     async def rest(self) -> None:
         """Frees the accelerator's memory, where the engine was made to (``enable_sleep_mode``)."""
@@ -182,57 +223,78 @@ class VLLMEngine:
             await self.backend.rest()
 
     async def _push(self) -> None:
-        if self._pushed is None:
+        if self._served is None:
             return
         if vllm_weights.has_adapter(self.model):
-            await self.backend.load_adapter(vllm_weights.adapter_folder(self._pushed))
+            await self.backend.load_adapter(self._served)
         else:
-            await self.backend.load_weights(self._pushed)
+            await self.backend.load_weights(self._served)
+
+    async def _restore(self) -> None:
+        """Pushes the weights once more, where vLLM does not have them still or again."""
+        if self._served is None or await self.backend.serves(self._served):
+            return
+        # One that somebody else has started may be answering, and dies if images are forgotten
+        # whose tokens it is about to read.
+        while self._under_way:
+            self._drained.clear()
+            await self._drained.wait()
+        await self._push()
 
     # ------------------------------------------------------------------ failures
 
     async def _persistently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Asks until vLLM has answered, and starts it again where it is down."""
         while True:
-            starts = self._starts
+            # Whoever comes while it is started again waits until it has its weights back.
+            async with self._restarting:
+                while self._failure is not None:
+                    await self._restart(self._failure)
+                starts = self._starts
+                self._under_way += 1
             try:
                 return await ask()
             except EngineDown as failure:
-                await self._restart(starts, failure)
+                if starts == self._starts:
+                    self._failure = failure
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._drained.set()
 
-    async def _restart(self, starts: int, failure: EngineDown) -> None:
+    async def _restart(self, failure: EngineDown) -> None:
         """Starts vLLM again, once for all who found it down."""
-        async with self._restarting:
-            if self._folder is None:
-                raise EngineError("The engine was closed.") from failure
-            if self._starts != starts:
-                return
-            self._restarts += 1
-            if self._restarts > self.max_restarts:
-                raise EngineError(
-                    f"vLLM died {self._restarts} times with the same weights; the last time: "
-                    f"{failure} Look at its log (VLLM_LOGGING_LEVEL=INFO) and at the memory that "
-                    "is left; rollout.engine.max_restarts allows more."
-                ) from failure
-            logger.warning(
-                "vLLM is down (%s): starting it again (%d of %d); unfinished turns are redone.",
-                failure,
-                self._restarts,
-                self.max_restarts,
-            )
-            try:
-                await self.backend.start()
-                await self._push()
-            except EngineDown as again:
-                logger.warning("vLLM went down at once: %s", again)
-            # Also then: the next to find it down is the one to start it.
-            self._starts += 1
-
-
-def _defaults() -> dict[str, Any]:
-    """Engine arguments that are needed where they are not given."""
-    # On a CPU vLLM cannot take a seed's draw back, as it has to after a part of a prompt.
-    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False}
+        if self._folder is None:
+            raise EngineError("The engine was closed.") from failure
+        if self._given_up:
+            raise EngineError(self._given_up) from failure
+        self._restarts += 1
+        if self._restarts > self.max_restarts:
+            raise EngineError(
+                f"vLLM died {self._restarts} times with the same weights; the last time: "
+                f"{failure} Look at its log (VLLM_LOGGING_LEVEL=INFO) and at the memory that "
+                "is left; rollout.engine.max_restarts allows more."
+            ) from failure
+        logger.warning(
+            "vLLM is down (%s): starting it again (%d of %d); unfinished turns are redone.",
+            failure,
+            self._restarts,
+            self.max_restarts,
+        )
+        try:
+            await self.backend.start()
+            await self._restore()
+        except EngineDown as again:
+            logger.warning("vLLM went down at once: %s", again)
+            self._failure = again
+            return
+        except EngineError as error:
+            # Each of those who wait would wait as long for the same.
+            self._given_up = str(error)
+            logger.error("vLLM is given up until the next sync: %s", error)
+            raise
+        self._failure = None
+        self._starts += 1
 
 
 def _arguments_of(model: VisionLanguageModel) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class LaunchedVLLM(ServerVLLM):
     def __init__(self, arguments: Mapping[str, Any], start_timeout_s: float = 600.0) -> None:
         """Starts nothing yet."""
         self.port = _free_port()
-        super().__init__(f"http://127.0.0.1:{self.port}", start_timeout_s)
+        super().__init__(_url(self.port), start_timeout_s)
         self.arguments = dict(arguments)
         self.environment: Mapping[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
@@ -43,6 +43,9 @@ class LaunchedVLLM(ServerVLLM):
             status = self.process.returncode
             logger.warning("The server ended with %s. It said:\n%s", status, self._last_words())
         self.stop()
+        if not _is_free(self.port):
+            self.port = _free_port()
+            self.url = _url(self.port)
         rest = dict(self.arguments)
         model = str(rest.pop("model"))
         command = [sys.executable, "-m", "reframe_vl.rollout.vllm_server", model]
@@ -74,6 +77,14 @@ class LaunchedVLLM(ServerVLLM):
             f"vllm.max_num_seqs. Its last lines:\n{self._last_words()}"
         )
 
+    def unanswered(self) -> str:
+        """What the server was doing all the time."""
+        return (
+            f"The vLLM server was not ready after {self.start_timeout_s:.0f} s: "
+            "rollout.engine.start_timeout_s allows more (with VLLM_LOGGING_LEVEL=INFO it says what "
+            f"it does). Its last lines:\n{self._last_words()}"
+        )
+
     def _last_words(self) -> str:
         lines = Path(self._log.name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-_SHOWN_LINES:])
@@ -91,6 +102,21 @@ class LaunchedVLLM(ServerVLLM):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._log.close()
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server does: connections that were broken off a moment ago do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _free_port() -> int:

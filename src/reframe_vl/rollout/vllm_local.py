@@ -84,6 +84,7 @@ class LocalVLLM:
             await self._wake(llm)
             await llm.collective_rpc("take_weights", args=(str(folder),))
             await _forget(llm)
+            await llm.update_weight_version(str(folder))
 
     async def load_adapter(self, folder: Path) -> None:
         """Loads an adapter in place of the one before."""
@@ -95,6 +96,7 @@ class LocalVLLM:
             await llm.add_lora(LoRARequest(*_ADAPTER, str(folder), load_inplace=True))
             counts = await llm.collective_rpc("count_adapted_modules")
             await _forget(llm)
+            await llm.update_weight_version(str(folder))
         if not all(counts):
             raise EngineError(
                 f"vLLM applies the adapter in {folder} to no module: its names or target_modules "
@@ -102,6 +104,12 @@ class LocalVLLM:
                 "other modules."
             )
         self._adapter = LoRARequest(*_ADAPTER, str(folder))
+
+    async def serves(self, folder: Path) -> bool:
+        """Whether it has the weights from a folder."""
+        with _deaths():
+            version: str = await self._running().get_weight_version()
+        return version == str(folder)
 
     async def rest(self) -> None:
         """Puts vLLM to sleep where that was asked for, its weights in the CPU's memory.
@@ -167,6 +175,7 @@ def _reply(output: Any) -> Reply:
         [_of(table, token) for table, token in zip(logprobs, sampled.token_ids, strict=True)],
         sampled.finish_reason,
         [_of(table, token) for token, table in prompt],
+        [span.version for span in sampled.weight_versions or ()],
     )
 
 

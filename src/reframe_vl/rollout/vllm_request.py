@@ -55,6 +55,7 @@ class Reply:
         logprobs: Of the sampled tokens; None where there was none.
         finish: Why it stopped: ``stop`` or ``length``, else it was broken off.
         prompt_logprobs: Of each token of the prompt, the first one's None; empty unless asked for.
+        versions: Of the weights that sampled it, as who pushed them named them.
     """
 
     prompt_ids: Sequence[int]
@@ -62,6 +63,7 @@ class Reply:
     logprobs: Sequence[float | None]
     finish: str | None
     prompt_logprobs: Sequence[float | None] = ()
+    versions: Sequence[str] = ()
 
 
 def turn_request(context: Context, sampling: Sampling, seed: int) -> Request:
@@ -101,7 +103,7 @@ def generation(reply: Reply) -> Generation:
     """The turn that was sampled.
 
     Raises:
-        ValueError: It was broken off.
+        ValueError: It was broken off, or its log-probs cannot be told apart.
     """
     finish: Literal["stop", "length"]
     match reply.finish:
@@ -111,6 +113,11 @@ def generation(reply: Reply) -> Generation:
             finish = "length"
         case _:
             raise ValueError(f"vLLM broke a request off (finish reason {reply.finish!r}).")
+    if len(reply.logprobs) != len(reply.token_ids):
+        raise ValueError(
+            f"vLLM answered {len(reply.token_ids)} tokens with {len(reply.logprobs)} log-probs: "
+            "which is whose cannot be told."
+        )
     return Generation(tuple(reply.token_ids), tuple(map(known, reply.logprobs)), finish)
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reframe_vl.rollout.vllm_backend import FIXED_ARGUMENTS
+from reframe_vl.rollout.vllm_backend import FIXED_ARGUMENTS, default_arguments
 from reframe_vl.rollout.vllm_environment import prepare
 from reframe_vl.rollout.vllm_lifetime import end_with_owner, own
 
@@ -54,11 +54,14 @@ def main(arguments: Sequence[str]) -> None:
     prepare()
     os.environ.setdefault("VLLM_SERVER_DEV_MODE", "1")
     os.environ.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    # Seconds that an idle connection is kept: whoever asks ends it first.
+    os.environ.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "60")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     # What is given twice counts as given last.
     ours = command_line({**FIXED_ARGUMENTS, "enable_scale_out": True})
-    sys.argv = ["vllm", "--host", "127.0.0.1", *arguments[1:], "--model", arguments[0], *ours]
+    first = ["--host", "127.0.0.1", *command_line(default_arguments())]
+    sys.argv = ["vllm", *first, *arguments[1:], "--model", arguments[0], *ours]
     serve()
 
 

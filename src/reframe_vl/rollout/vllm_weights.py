@@ -6,7 +6,9 @@ A file in ``/dev/shm`` is memory that two processes share: it is written once an
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch import Tensor
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.sharding import pushed
 
-_PREFIX = "reframe-weights"
+_PREFIX = "reframe-policy"
 _HEAD = "lm_head.weight"
 
 
@@ -55,7 +57,7 @@ def adapter_folder(written: Path) -> Path:
 
 
 def new_folder(parent: Path) -> Path:
-    """A folder for this process's weights; those of processes that have died are removed.
+    """A folder for this process's weights; those of this machine's dead processes are removed.
 
     Raises:
         FileNotFoundError: There is no folder ``parent``.
@@ -65,11 +67,14 @@ def new_folder(parent: Path) -> Path:
             f"There is no folder {parent} to hand weights over in: set "
             "rollout.engine.weights_folder to one that trainer and engine both see."
         )
-    for old in parent.glob(f"{_PREFIX}-*-*"):
-        owner = old.name.split("-")[2]
-        if old.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=parent))
+    # Several machines may share the folder, and a number names another process on each.
+    prefix = f"{_PREFIX}-{socket.gethostname()}"
+    for old in parent.glob(f"{_PREFIX}-*"):
+        owner = re.fullmatch(rf"{re.escape(prefix)}-(\d+)-[^-]+", old.name)
+        if owner is None or Path(f"/proc/{owner[1]}").exists():
+            continue
+        shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=parent))
 
 
 def _tensors(model: VisionLanguageModel) -> Iterator[tuple[str, Tensor]]:
