@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -179,4 +179,4 @@ class AnswerFile:
 
 
 def _line(found: Answered) -> str:
-    return json.dumps(asdict(found))
+    return json.dumps(vars(found))
