@@ -12,6 +12,8 @@ from reframe_vl.algorithms.module import PolicyModule
 
 logger = logging.getLogger(__name__)
 
+_GAP, _MEAN_GAP = "sampler_gap_max", "sampler_gap"
+
 
 @dataclass(frozen=True)
 class HealthLimits:
@@ -23,7 +25,9 @@ class HealthLimits:
         min_parse_rate: Share of proposed calls that were valid.
         min_entropy: Nats at trained tokens.
         max_sampler_gap: Of one token's log-prob between engine and trainer, in the worst step of
-            those whose rollouts are of the weights that were trained.
+            those whose rollouts are of the weights that were trained; in single precision.
+        max_mean_gap: The same of the mean over tokens, in half precision: two programs round
+            differently there, and single tokens differ by much.
         max_not_scorable: Share of rollouts that failed by no fault of the policy.
         max_blank_views: Share of rollouts whose first view is of one colour.
         window: Steps.
@@ -35,6 +39,7 @@ class HealthLimits:
     min_parse_rate: float = 0.5
     min_entropy: float = 0.005
     max_sampler_gap: float = 1e-2
+    max_mean_gap: float = 0.1
     max_not_scorable: float = 0.2
     max_blank_views: float = 0.2
     window: int = 10
@@ -64,7 +69,7 @@ class HealthCallback(Callback):
         names = ["entropy"]
         # Rollouts that are a step behind differ by what was learned since.
         if not float(found.get("rollouts/lag", 0.0)):
-            names.append("sampler_gap_max")
+            names.append(_GAP if trainer.precision == "32-true" else _MEAN_GAP)
         for name in names:
             value = found.get(f"train/{name}")
             if value is not None:
@@ -95,7 +100,9 @@ class HealthCallback(Callback):
         mean = self._mean
         dead, calls, parsed = mean("dead_groups"), mean("call_rate"), mean("parse_rate")
         failed, entropy = mean("not_scorable"), mean("entropy")
-        gap = max(step.get("sampler_gap_max", 0.0) for step in self._history)
+        gap, mean_gap = (
+            max(step.get(name, 0.0) for step in self._history) for name in (_GAP, _MEAN_GAP)
+        )
         check(
             "dead",
             dead > limits.max_dead_groups,
@@ -119,9 +126,10 @@ class HealthCallback(Callback):
         )
         check(
             "gap",
-            gap > limits.max_sampler_gap,
-            f"engine and trainer disagreed on a token's log-prob by up to {gap:.3g}: rollouts are "
-            "off policy. Check weights, temperature, banned ids and images.",
+            gap > limits.max_sampler_gap or mean_gap > limits.max_mean_gap,
+            f"engine and trainer disagreed on log-probs by up to {max(gap, mean_gap):.3g} "
+            f"{'a token' if gap else 'in the mean'}: rollouts are off policy. Check weights, "
+            "temperature, banned ids and images.",
         )
         blank = mean("blank_views")
         check(

@@ -37,16 +37,16 @@ class Fake(PolicyModule):
 
 
 class FakeTrainer(Trainer):
-    current_epoch, should_stop, callback_metrics = 0, False, None
+    current_epoch, should_stop, callback_metrics, precision = 0, False, None, ""
     strategy = SingleDeviceStrategy()
 
-    def __init__(self, metrics):
-        self.callback_metrics = metrics
+    def __init__(self, metrics, precision):
+        self.callback_metrics, self.precision = metrics, precision
 
 
-def watch(made, limits, metrics=None, steps=3):
+def watch(made, limits, metrics=None, steps=3, precision="32-true"):
     callback, module = HealthCallback(limits), Fake(made)
-    trainer = FakeTrainer(metrics or {})
+    trainer = FakeTrainer(metrics or {}, precision)
     for _ in range(steps):
         callback.on_train_epoch_end(trainer, module)
     return module.logged["health/alarm"], trainer.should_stop
@@ -76,6 +76,13 @@ def test_collapses_are_told_once_and_counted(caplog):
 def test_c17_a_gap_between_engine_and_trainer_raises_an_alarm():
     metrics = {"train/sampler_gap_max": torch.tensor(0.5), "train/entropy": torch.tensor(1e-4)}
     assert watch(groups(), LIMITS, metrics)[0] == 2.0
+
+
+def test_in_half_precision_the_mean_over_tokens_is_compared():
+    metrics = {"train/sampler_gap_max": torch.tensor(0.5), "train/sampler_gap": torch.tensor(0.02)}
+    assert watch(groups(), LIMITS, metrics, precision="bf16-true")[0] == 0.0
+    metrics["train/sampler_gap"] = torch.tensor(0.2)
+    assert watch(groups(), LIMITS, metrics, precision="bf16-true")[0] == 1.0
 
 
 def test_rollouts_that_are_a_step_behind_raise_no_alarm_for_it():
