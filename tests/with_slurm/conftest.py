@@ -26,8 +26,8 @@ SlurmdPort={ports[1]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# How long a requeued job waits before it is started again, too.
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+# How long a requeued job waits before it is started again, too; less than 5 is taken for 120.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid

@@ -107,7 +107,6 @@ def test_a_cancelled_job_saves_and_does_not_come_back(slurm, wait_until, overrid
     assert "requeued" not in log_of(tmp_path)
 
 
-@pytest.mark.long
 def test_g11_each_task_of_an_array_has_its_run_and_is_requeued_alone(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
@@ -128,7 +127,6 @@ def test_g11_each_task_of_an_array_has_its_run_and_is_requeued_alone(
     assert kept_files(first) != undisturbed
 
 
-@pytest.mark.long
 def test_a_multirun_starts_slurm_jobs_that_are_requeued_and_resumed_too(
     slurm, wait_until, overrides, undisturbed, tmp_path
 ):
