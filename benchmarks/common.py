@@ -132,6 +132,23 @@ def write_markdown(name: str, title: str, text: str, content: dict[str, Any]) ->
     (RESULTS / f"{name}.md").write_text(f"{head}{source}{summary}\n\n{markdown(content['rows'])}\n")
 
 
+def conclude(args: argparse.Namespace, title: str, doc: str, content: dict[str, Any]) -> None:
+    """Writes a report: to ``--json``, and unless it was only tried its page.
+
+    Args:
+        args: Of the command.
+        title: Of the page.
+        doc: The script's docstring. Its first line and its command are not on the page.
+        content: The report.
+    """
+    if args.json:
+        write_json(args.json, content)
+    if not args.quick:
+        name = Path(sys.argv[0]).stem
+        write_markdown(name, title, doc.split("\n\n", 2)[2], content)
+        print(f"Wrote {RESULTS / name}.md")
+
+
 def _git(*words: str) -> str:
     result = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip()

@@ -8,7 +8,7 @@ vLLM's own `AsyncLLM` gets the very same prompts, all at once and with the image
 of later turns too, which an evaluation can only ask for once the turn before and its call are done.
 Both begin with empty caches, and sample as many tokens. The ratio is that of the throughputs.
 
-What an evaluation adds to a prompt is about 2 ms of work on the CPU. `embedded` is the worst case:
+What an evaluation adds to a prompt is about 1 ms of work on the CPU. `embedded` is the worst case:
 a model of 0.3 million weights that answers within milliseconds, in a turn of 4 tokens (`no_tools`)
 or with a call before it (`tools`). `larger` has 8 million random weights and says 16 tokens. vLLM
 runs on the CPU too and shares its cores with what surrounds it. Where other programs run beside
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, arguments, report, show, write_json, write_markdown
+from common import arguments, conclude, report, show
 from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from vllm import SamplingParams
@@ -204,12 +204,7 @@ def main() -> None:
     content = report(rows, summary)
     show(rows, "An evaluation and vLLM alone, on the same prompts")
     show(medians, "Medians")
-    if args.json:
-        write_json(args.json, content)
-    if not args.quick:
-        text = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2]
-        write_markdown("eval_throughput", "Throughput of an evaluation with vLLM", text, content)
-        print(f"Wrote {RESULTS / 'eval_throughput.md'}")
+    conclude(args, "Throughput of an evaluation with vLLM", __doc__ or "", content)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, arguments, report, show, write_json, write_markdown
+from common import ROOT, arguments, conclude, report, show
 from method_runs import series
 from mini_vllm import HF, METHODS, OVERLAP, VLLM
 from side_by_side import Children
@@ -64,11 +64,7 @@ def main() -> None:
     }
     content = report(rows, summary)
     show([summary], "Medians of the ratios")
-    if not args.quick:
-        text = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2]
-        write_markdown("overlap", "Rollouts while training", text, content)
-    if args.json:
-        write_json(args.json, content)
+    conclude(args, "Rollouts while training", __doc__ or "", content)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from common import RESULTS, arguments, report, show, write_json, write_markdown
+from common import arguments, conclude, report, show
 
 from reframe_vl.mini.model import base_folder
 from reframe_vl.mini.world import MiniWorld
@@ -209,12 +209,7 @@ def main() -> None:
     content = report(rows, summary)
     show(rows, "64 rollouts of 7 turns, tools of 10 ms to 1 s")
     show([summary], "Medians")
-    if args.json:
-        write_json(args.json, content)
-    if not args.quick:
-        text = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2]
-        write_markdown("rollouts", "Rollouts with and without a turn barrier", text, content)
-        print(f"Wrote {RESULTS / 'rollouts.md'}")
+    conclude(args, "Rollouts with and without a turn barrier", __doc__ or "", content)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results
+from reframe_vl.files import write_whole
 from reframe_vl.policy.sharding import check_gatherable, whole
 from reframe_vl.rollout.settings import RolloutSettings
 from reframe_vl.tools.base import Tool, close_tools
@@ -74,9 +74,7 @@ class EvaluationCallback(Callback):
         """Cuts the curve to the checkpoint; whether nothing is left of it."""
         lines = self.file.read_text(errors="replace").splitlines() if self.file.exists() else []
         kept = [line for line in lines if (at := _step(line)) is not None and at <= step]
-        temporary = self.file.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        os.replace(temporary, self.file)
+        write_whole(self.file, "".join(f"{line}\n" for line in kept))
         return not kept
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

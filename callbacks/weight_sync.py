@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.rollout import RolloutCallback, find_callback
+from reframe_vl.policy.divergence import mean_gap
 from reframe_vl.policy.score import score
 from reframe_vl.policy.sharding import is_sharded, pushed
 from reframe_vl.rollout.collector import Collector
@@ -132,17 +132,6 @@ class WeightSync(Callback):
             rollouts.settings.prompt,
         )
         return [Context([prompt.full]), Context([prompt.text_only])]
-
-
-def mean_gap(ours_T: Float[np.ndarray, "T"], theirs_T: Float[np.ndarray, "T"]) -> float:
-    """How far two programs' log-probs of the same tokens are apart.
-
-    Args:
-        ours_T: Has to be numbers: NaN where any that is compared is none.
-        theirs_T: NaN where the engine gave none; there is nothing to compare then.
-    """
-    given_T = ~np.isnan(theirs_T)
-    return float(np.abs(ours_T - theirs_T)[given_T].mean()) if given_T.any() else float("nan")
 
 
 async def _turns(

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 
 LAYERS = (
-    ("types", "schedules", "one_a_file"),
+    ("types", "schedules", "one_a_file", "files"),
     ("tools", "rewards", "data", "policy", "checkpoint"),
     ("rollout",),
     ("algorithms", "mini"),

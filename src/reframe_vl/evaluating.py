@@ -24,6 +24,7 @@ from reframe_vl.evaluation.outcomes import named_arms
 from reframe_vl.evaluation.pass_at_k import pass_curve, sample_answers
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
+from reframe_vl.files import write_whole
 from reframe_vl.policy.loading import Policy
 from reframe_vl.tools.base import close_tools
 
@@ -67,9 +68,7 @@ def evaluate(
 
 
 def _write(report: dict[str, Any], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(report, indent=2) + "\n")
 
 
 def show(report: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from reframe_vl import slurm
+from reframe_vl.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -266,19 +267,13 @@ def claim(cfg: DictConfig, run: Path) -> None:
     path = run / IDENTITY
     if not is_first_rank():
         return
-    _put(run / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    # Other commands read those of all runs.
+    write_whole(run / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     if not path.is_file():
         overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
         kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
         identity = {"overrides": kept, "settings": _settings(cfg)}
-        _put(path, json.dumps(identity, indent=1) + "\n")
-
-
-def _put(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there: other commands read those of all runs."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+        write_whole(path, json.dumps(identity, indent=1) + "\n")
 
 
 def _settings(cfg: DictConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reframe_vl.callbacks.weight_sync import mean_gap
+from reframe_vl.policy.divergence import mean_gap
 from reframe_vl.rollout.hf_engine import HFEngine
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.runs import register_resolvers

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from reframe_vl.evaluation.benchmarks.base import Benchmark, Item
 from reframe_vl.evaluation.judge import EndpointJudge
 from reframe_vl.evaluation.outcomes import FORCED_ARMS, Arm, named_arms
 from reframe_vl.evaluation.releases.media import MediaStore
+from reframe_vl.files import write_whole
 from reframe_vl.policy.loading import Policy
 from reframe_vl.rollout.engine import Engine
 from reframe_vl.rollout.settings import RolloutSettings
@@ -222,7 +222,7 @@ class BenchmarkRun:
         path = self.out / name / _IDENTITY
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, text)
+            write_whole(path, text)
         elif (before := json.loads(path.read_text())) != json.loads(text):
             now = json.loads(text)
             changed = ", ".join(key for key in now if before.get(key) != now[key])
@@ -279,7 +279,7 @@ class BenchmarkRun:
             if judge is not None:
                 judge.close()
         self._found[name] = found
-        _write_whole(folder / _SCORES, json.dumps(found.scores, indent=0) + "\n")
+        write_whole(folder / _SCORES, json.dumps(found.scores, indent=0) + "\n")
         if self.settings.against:
             others = json.loads(Path(self.settings.against, name, _SCORES).read_text())
             found.report["against"] = compared(benchmark, items, found.scores, others)
@@ -288,9 +288,3 @@ class BenchmarkRun:
 
 def _is_whole(number: object, least: int) -> bool:
     return type(number) is int and number >= least
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -1,11 +1,13 @@
-"""Reverse KL divergence of a policy from a teacher, over the whole vocabulary or its largest part.
+"""How far two distributions over the next token are apart.
 
-The sampled form of on-policy distillation looks at one token a position. Here the expectation over
+Reverse KL of a policy from a teacher is taken over the whole vocabulary or its largest part: the
+sampled form of on-policy distillation looks at one token a position. Here the expectation over
 the policy's next token is taken exactly: more work and less noise, with the same mean gradient.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -73,3 +75,14 @@ def teacher_divergence(
         return (reverse_kl(allowed(student, mine, size), teacher_NV, top_k),)
 
     return in_chunks(student, piece, logits_chunk, student_hidden_T, teacher_hidden_T)[0]
+
+
+def mean_gap(ours_T: Float[np.ndarray, "T"], theirs_T: Float[np.ndarray, "T"]) -> float:
+    """``mean |log p - log q|`` of the same tokens, by two programs, in nats.
+
+    Args:
+        ours_T: Log-probs. Has to be numbers: the mean is NaN where any that is compared is none.
+        theirs_T: Log-probs; NaN where the other gave none, and there is nothing to compare.
+    """
+    given_T = ~np.isnan(theirs_T)
+    return float(np.abs(ours_T - theirs_T)[given_T].mean()) if given_T.any() else float("nan")
