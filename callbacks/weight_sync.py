@@ -105,7 +105,7 @@ class WeightSync(Callback):
             ours = score(module.policy, contexts, how).logprobs_T.cpu().numpy()
         theirs = np.asarray([p for turn in turns for p in turn.logprobs], np.float32)
         gap = mean_gap(ours, theirs)
-        single = next(module.policy.parameters()).dtype is torch.float32
+        single = module.policy.dtype is torch.float32
         limit = self.max_gap or (_MAX_GAP if single else _MAX_GAP_LOW_PRECISION)
         module.log_step({"weights/probe_gap": gap, "weights/alarm": float(not gap <= limit)})
         if not gap <= limit:

@@ -66,6 +66,7 @@ class Case:
     max_forward_tokens: int = 16384
     logits_chunk: int | None = None
     checkpointing: bool = False
+    half: bool = False
     share: Any = dealt
     clip: float | None = None
 
@@ -112,9 +113,19 @@ CASES = {
     "clipped": Case(micro=2, clip=0.05),
 }
 
+HALF_CASES = {
+    "half precision": Case(micro=2, half=True, settings=GRPOSettings(kl_coef=0.5)),
+    "half precision, frozen vision": Case(half=True, frozen_vision=True, share=text_to_the_second),
+    "half precision, qwen3_5": Case(half=True, family="qwen3_5", checkpointing=True),
+    "half precision, adapters": Case(micro=2, half=True, lora=True, frozen_vision=True),
+}
+
 
 def policy_of(case: Case) -> Policy:
     model = tiny_model(case.family)
+    if case.half:
+        model.dtype = torch.bfloat16
+        model.narrow()
     if case.lora:
         torch.manual_seed(5)
         adapted = with_adapters(model.base, LoRASettings(rank=4))
@@ -177,7 +188,8 @@ def step(case: Case, strategy: str = "ddp") -> dict[str, dict[str, torch.Tensor]
         module = OGMOPD(teachers_of(case, policy), case.distilled, **kwargs)
     else:
         module = GDGRPO(case.settings, **kwargs)
-    clip = {"gradient_clip_val": case.clip} if case.clip else {}
+    clip: dict[str, Any] = {"gradient_clip_val": case.clip} if case.clip else {}
+    clip |= {"precision": "bf16-mixed"} if case.half else {}
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     with smaller_pieces(case.logits_chunk):
         keep = kept(module, groups, case.micro, STRATEGIES[strategy](), case.share, **clip)
@@ -197,7 +209,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = {}
     for name in args.cases:
-        found[name] = step(CASES[name], args.strategy)
+        found[name] = step((CASES | HALF_CASES)[name], args.strategy)
         if int(os.environ.get("RANK", 0)) == 0:
             print(name, flush=True)
             torch.save(found, args.out)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reframe_vl.evaluating import load_checkpoint
@@ -155,16 +157,42 @@ def test_a_domain_that_does_not_occur_needs_no_teacher(tmp_path):
     assert (tmp_path / "run" / IDENTITY).exists()
 
 
-def test_a_step_in_pure_bfloat16_trains(random_model, tmp_path):
+@pytest.mark.parametrize("adapters", [False, True])
+def test_weights_in_half_precision_keep_updates_that_are_smaller_than_their_rounding(
+    tmp_path, adapters
+):
     cfg = composed(
         tmp_path,
-        f"model.path={random_model}",
-        "trainer.precision=bf16-true",
+        "+model.dtype=bfloat16",
+        "+model.freeze_vision=true",
+        *(["model.lora={_target_:reframe_vl.policy.loading.LoRASettings}"] if adapters else []),
+        "trainer.precision=bf16-mixed",
+        "lr=1e-6",
+        "warmup_updates=0",
         "steps=1",
-        "prompts_per_step=1",
-        "rollouts_per_prompt=2",
-        "evaluate=false",
+        "prompts_per_step=2",
+        "rollouts_per_prompt=4",
         "evaluation.every=0",
+        "data.evaluation_size=4",
     )
-    assert train(cfg) == {}
-    assert (tmp_path / "policy" / "model.safetensors").is_file()
+    train(cfg)
+    [checkpoint] = (tmp_path / "checkpoints").glob("*.ckpt")
+    trained = torch.load(checkpoint, weights_only=False)["state_dict"]
+    assert trained and all("visual" not in name for name in trained)
+    moved = 0
+    start = instantiate(cfg.model).model.state_dict()
+    for name, value in trained.items():
+        assert value.dtype is torch.float32
+        if not adapters:
+            change = (value - start[name.removeprefix("policy.")].float()).abs()
+            moved += int((change > 0).sum())
+            assert change.max() <= 1.1e-6
+    assert adapters or moved > 1000
+    with safe_open(tmp_path / "policy" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+        assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_precision_that_rounds_updates_away_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="take bf16-mixed"):
+        train(composed(tmp_path, "trainer.precision=bf16-true"))

@@ -201,6 +201,22 @@ def check_beside(config: str | Path, overrides: Sequence[str]) -> None:
         )
 
 
+def _check_precision(cfg: DictConfig) -> None:
+    precision, dtype = str(cfg.trainer.get("precision")), cfg.model.get("dtype", "float32")
+    mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+    if precision in ("bf16-true", "16-true"):
+        raise ConfigError(
+            f"trainer.precision={precision} rounds the weights after every update, and most "
+            "updates away: take bf16-mixed, which computes in half precision and keeps what is "
+            "trained in single."
+        )
+    if dtype in mixed and precision != mixed[dtype]:
+        raise ConfigError(
+            f"model.dtype={dtype} computes in half precision, and trainer.precision={precision} "
+            f"does not: set trainer.precision={mixed[dtype]}, or model.dtype=float32."
+        )
+
+
 def check(cfg: DictConfig) -> None:
     """Resolves a training config and looks at the numbers and files it names.
 
@@ -222,6 +238,7 @@ def check(cfg: DictConfig) -> None:
             raise ConfigError(f"{name}={value} must be {whole} of at least {least}.")
     if not isinstance(cfg.evaluate, bool):
         raise ConfigError(f"evaluate={cfg.evaluate} must be true or false.")
+    _check_precision(cfg)
     if "TORCHELASTIC_RUN_ID" in os.environ and not (cfg.run_name or _names_run(cfg.resume)):
         raise ConfigError(
             "torchrun started several processes, which must share one run directory: add "

@@ -187,7 +187,11 @@ class DeepSpeedZeRO(DeepSpeedStrategy):
 
             # Inside, a rank runs modules as often as its rollouts fork: all are gathered before.
             set_z3_leaf_modules(policy, list(forked))
+        buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
         super().setup(trainer)
+        for name, buffer in policy.named_buffers():
+            # In half precision, as DeepSpeed makes them, rotary frequencies are off by many tokens.
+            buffer.data = buffers[name].to(buffer.device)
         in_lockstep(policy)
         self._order = GradientOrder([p for p in policy.parameters() if p.requires_grad])
 

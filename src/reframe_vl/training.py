@@ -171,6 +171,8 @@ def fit(
     try:
         if is_sharded(policy.model):
             policy = load_checkpoint(cfg, run.folder / runs.POLICY)
+        # As it was exported.
+        policy.model.narrow()
         base = instantiate(cfg.model) if cfg.evaluation.base else None
         report = evaluate(cfg, policy, base, run.folder / runs.RESULTS)
         logger.info("Results: %s", run.folder / runs.RESULTS)

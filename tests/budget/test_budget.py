@@ -59,9 +59,11 @@ def test_the_full_size_model_is_known_without_the_hub(large):
 
 def test_one_process_holds_weights_gradients_and_two_moments(large):
     terms = memory(large, SETTINGS)
-    assert terms["weights"] * GIB == large.parameters * 2
-    assert terms["gradients"] * GIB == large.trained * 2
-    assert terms["optimiser"] * GIB == large.trained * 4
+    # What is trained is kept in single precision, and cast for a forward.
+    assert terms["weights"] * GIB == large.parameters * 2 + large.trained * 2
+    assert terms["working copies"] * GIB == large.trained * 2
+    assert terms["gradients"] * GIB == large.trained * 4
+    assert terms["optimiser"] * GIB == large.trained * 8
 
 
 @given(st.sampled_from(STRATEGIES[2:]), st.sampled_from([2, 4, 8, 64]))
@@ -74,7 +76,7 @@ def test_more_ranks_never_take_more_memory_each(large, strategy, ranks):
 def test_adapters_need_almost_no_optimiser(large):
     adapted = shape_of("Qwen/Qwen3.5-9B", LoRASettings(), freeze_vision=True)
     terms = memory(adapted, SETTINGS)
-    assert terms["optimiser"] < 0.2 < terms["weights"]
+    assert terms["optimiser"] < 0.5 < terms["weights"] < 18
 
 
 def test_bounds_shrink_with_ranks_and_name_each_part(large):

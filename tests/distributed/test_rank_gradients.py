@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from one_step import assert_same
-from rank_cases import CASES, step
+from rank_cases import CASES, HALF_CASES, step
 
 TESTS = Path(__file__).parents[1]
 # Processes that wait for each other take long where cores are few.
@@ -41,12 +42,13 @@ def on_two_ranks(strategy: str, names: list[str], out: Path) -> dict[str, dict[s
 
 @pytest.fixture(scope="module")
 def alone():
-    return {name: step(case) for name, case in CASES.items()}
+    return {name: step(case) for name, case in (CASES | HALF_CASES).items()}
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    return on_two_ranks("fsdp2", list(CASES), tmp_path_factory.mktemp("fsdp2") / "found.pt")
+    names = [*CASES, *HALF_CASES]
+    return on_two_ranks("fsdp2", names, tmp_path_factory.mktemp("fsdp2") / "found.pt")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,18 @@ def partitioned(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_c05_g08_sharded_ranks_have_the_gradient_of_one_process(alone, sharded, name):
     assert_same(sharded[name]["gradients"], alone[name]["gradients"], 1e-5)
+
+
+@pytest.mark.parametrize("name", HALF_CASES)
+def test_g08_in_half_precision_the_gradient_is_single_and_that_of_one_process(alone, sharded, name):
+    exact = step(replace(HALF_CASES[name], half=False))["gradients"]
+    for found in (alone[name], sharded[name]):
+        assert found["gradients"].keys() == exact.keys()
+        assert {g.dtype for g in found["gradients"].values()} == {torch.float32}
+        error = [(g - exact[key]).norm() for key, g in found["gradients"].items()]
+        size = torch.stack([g.norm() for g in exact.values()]).norm()
+        # A product in bfloat16 has a relative error of 0.4 %.
+        assert torch.stack(error).norm() < 0.1 * size
 
 
 @pytest.mark.parametrize("name", DDP_CASES)

@@ -114,6 +114,7 @@ def test_a_hybrid_model_in_bfloat16_runs_two_steps(tmp_path):
         "model.family=qwen3_5",
         "model.compact_calls=false",
         "+model.dtype=bfloat16",
+        "trainer.precision=bf16-mixed",
         # With it vLLM asks for chunked prefill here, which it does not do with seeds on a CPU.
         "+vllm.enable_prefix_caching=false",
         "steps=2",

@@ -53,6 +53,7 @@ class PolicyModule(LightningModule, ABC):
     ) -> None:
         """Takes the policy over."""
         super().__init__()
+        policy.model.widen_trained()
         self.policy = policy.model
         self.components = policy
         self.max_forward_tokens = max_forward_tokens
@@ -181,9 +182,10 @@ class PolicyModule(LightningModule, ABC):
         """
         strategy = self.trainer.strategy
         if isinstance(strategy, ModelParallelStrategy):
+            mixed = {"bf16-mixed": torch.bfloat16}.get(str(self.trainer.precision))
             for model in (self.policy, self._reference):
                 if model is not None and model.lockstep is None:
-                    shard(model, strategy.device_mesh["data_parallel"])
+                    shard(model, strategy.device_mesh["data_parallel"], mixed)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -203,6 +205,7 @@ class PolicyModule(LightningModule, ABC):
         adapters = hasattr(self.policy.model, "disable_adapter")
         if stage == "fit" and self.needs_reference and not adapters and self._reference is None:
             reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+            reference.narrow()
             # Not a submodule: it belongs neither to checkpoints nor to the optimiser.
             object.__setattr__(self, "_reference", reference)
 

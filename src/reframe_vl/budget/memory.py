@@ -13,8 +13,8 @@ from reframe_vl.budget.shape import Shape
 STRATEGIES = ("auto", "ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 
 _GIB = 2**30
-_MASTER = 4
-"""Bytes of a number that DeepSpeed keeps beside one in half precision."""
+_SINGLE = 4
+"""Bytes of a number of what is trained, whatever forwards compute in."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Settings:
     Attributes:
         strategy: One of ``STRATEGIES``.
         ranks: Processes that train, one an accelerator.
-        bytes_per_number: Of weights.
+        bytes_per_number: Of weights in a forward.
         optimizer_numbers: That the optimiser keeps for each trained one.
         forward_tokens: Tokens of a forward.
         logits_chunk: Positions whose logits are held at once.
@@ -62,7 +62,7 @@ def memory(shape: Shape, settings: Settings) -> dict[str, float]:
     """The terms of a rank's memory in GiB, the greatest sum of which is at work at one time."""
     terms = {
         "weights": _weights(shape, settings),
-        "gathered layers": _gathered(shape, settings),
+        "working copies": _copies(shape, settings),
         "gradients": _gradients(shape, settings),
         "optimiser": _optimizer(shape, settings),
         "reference and teachers": _beside(shape, settings),
@@ -76,7 +76,7 @@ def memory(shape: Shape, settings: Settings) -> dict[str, float]:
 
 def together(terms: dict[str, float]) -> float:
     """The most at one time: rollouts and gradients are never there together."""
-    training = ("gathered layers", "gradients", "activations", "logits")
+    training = ("working copies", "gradients", "activations", "logits")
     always = sum(size for name, size in terms.items() if name not in (*training, _CACHE))
     return always + max(sum(terms[name] for name in training), terms[_CACHE])
 
@@ -93,43 +93,56 @@ def _frozen_tower(shape: Shape, settings: Settings) -> int:
     return 0 if shape.vision_trained or settings.strategy != "fsdp2" else shape.vision
 
 
+def _trained_size(settings: Settings) -> int:
+    """DeepSpeed keeps single precision beside the weights, with the optimiser."""
+    return settings.bytes_per_number if settings.strategy.startswith("deepspeed") else _SINGLE
+
+
 def _weights(shape: Shape, settings: Settings) -> float:
-    if not _sharded(settings):
-        return shape.parameters * settings.bytes_per_number
+    frozen = shape.parameters - shape.trained
     kept = _frozen_tower(shape, settings)
-    share = kept + (shape.parameters - kept) / settings.ranks
-    return share * settings.bytes_per_number
+    spread = (frozen - kept) * settings.bytes_per_number + shape.trained * _trained_size(settings)
+    ranks = settings.ranks if _sharded(settings) else 1
+    return kept * settings.bytes_per_number + spread / ranks
 
 
-def _gathered(shape: Shape, settings: Settings) -> float:
-    """What is whole for a while: all outside of the layers, a layer and the next one."""
+def _copies(shape: Shape, settings: Settings) -> float:
+    """Of weights, for a forward.
+
+    Spread ones are whole for a while: all outside of the layers, a layer and the next one. Others
+    are cast where they are wider than what is computed in.
+    """
     if not _sharded(settings) or settings.ranks == 1:
-        return 0.0
+        cast = _trained_size(settings) > settings.bytes_per_number
+        return shape.trained * settings.bytes_per_number * cast
     outside = shape.outside - (shape.vision if _frozen_tower(shape, settings) else 0)
     return (max(outside, 0) + 2 * shape.largest_layer) * settings.bytes_per_number
 
 
 def _gradients(shape: Shape, settings: Settings) -> float:
-    size = settings.bytes_per_number
+    size = _trained_size(settings)
     if settings.strategy in ("auto", "ddp") or settings.ranks == 1:
         return shape.trained * size
-    # Whole until they are spread: those outside of the layers, and a layer's.
-    whole = shape.outside_trained + min(shape.largest_layer, shape.trained)
-    return shape.trained / settings.ranks * size + whole * size
+    # Whole until they are spread: those outside of the layers, and a layer's, which is added up
+    # over ranks in a copy.
+    layer = min(shape.largest_layer, shape.trained)
+    whole = (shape.outside_trained + layer) * settings.bytes_per_number + layer * size
+    return shape.trained / settings.ranks * size + whole
 
 
 def _optimizer(shape: Shape, settings: Settings) -> float:
-    numbers, size = settings.optimizer_numbers, settings.bytes_per_number
+    numbers = settings.optimizer_numbers
     if settings.strategy in ("auto", "ddp"):
-        return shape.trained * numbers * size
-    if settings.strategy == "fsdp2":
-        return shape.trained / settings.ranks * numbers * size
-    return shape.trained / settings.ranks * (numbers + 1) * _MASTER
+        return shape.trained * numbers * _SINGLE
+    if settings.strategy.startswith("deepspeed"):
+        numbers += 1
+    return shape.trained / settings.ranks * numbers * _SINGLE
 
 
 def _beside(shape: Shape, settings: Settings) -> float:
     whole = shape.parameters * settings.bytes_per_number
-    spread = _weights(shape, settings) if settings.strategy == "fsdp2" else whole
+    kept = _frozen_tower(shape, settings) * settings.bytes_per_number
+    spread = kept + (whole - kept) / (settings.ranks if settings.strategy == "fsdp2" else 1)
     return settings.reference * spread + settings.teachers * whole
 
 

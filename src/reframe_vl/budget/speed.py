@@ -75,13 +75,17 @@ def seconds(shape: Shape, settings: Settings, step: Step, device: Device) -> dic
     sent = 0.0
     if ranks > 1:
         share = (ranks - 1) / ranks
-        # To gather weights for the forward and the backward pass, and to add up gradients.
-        per_micro = {"fsdp2": 3.0, "deepspeed_zero3": 3.0}.get(settings.strategy, 0.0)
-        once = {"ddp": 2.0, "deepspeed_zero2": 2.0}.get(settings.strategy, 0.0)
-        sent = (per_micro * step.micro_batches * shape.parameters + once * shape.trained) * share
+        # To gather weights for the forward and the backward pass, and to add up gradients: in
+        # single precision, but by DeepSpeed.
+        per_micro = {"fsdp2": 2.0 * size + 4, "deepspeed_zero3": 3.0 * size}
+        once = {"ddp": 2.0 * 4, "deepspeed_zero2": 2.0 * size}
+        sent = share * (
+            per_micro.get(settings.strategy, 0.0) * step.micro_batches * shape.parameters
+            + once.get(settings.strategy, 0.0) * shape.trained
+        )
     return {
         "generation": step.sampled_tokens * read * size / device.bytes_per_s,
         "training": flops / (ranks * device.flops),
-        "communication": sent * size / device.link_bytes_per_s,
+        "communication": sent / device.link_bytes_per_s,
         "weight sync": 0.0 if settings.sequences else shape.trained * size / 25e9,
     }

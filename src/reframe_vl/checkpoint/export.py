@@ -18,7 +18,7 @@ from reframe_vl.checkpoint.card import CARD
 from reframe_vl.checkpoint.folder import HEAD
 from reframe_vl.checkpoint.writing import written_whole
 from reframe_vl.policy.loading import Policy
-from reframe_vl.policy.sharding import full, gathered, pushed
+from reframe_vl.policy.sharding import full, pushed
 
 AdapterForm = Literal["merged", "separate"]
 
@@ -105,7 +105,7 @@ def _plain_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     base: Any = policy.model.base
     tied = bool(base.config.tie_word_embeddings)
     model = policy.model.model
-    named = _merged(model) if isinstance(model, PeftModel) else gathered(base)
+    named = _merged(model) if isinstance(model, PeftModel) else pushed(policy.model)
     for name, tensor in named:
         # Gathered from ranks, a tied head is a tensor of its own.
         if not (tied and name == HEAD):
@@ -134,6 +134,6 @@ def _empty_copy(policy: Policy) -> Any:
     config = copy.deepcopy(base.config)
     with torch.device("meta"):
         made = type(base)(config)
-    made.to(base.dtype)
+    made.to(policy.model.dtype)
     made.generation_config = base.generation_config
     return made

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,8 @@ class VisionLanguageModel(nn.Module):
         view_maker: Resizes images for this model.
         visual_cache: Keeps what a frozen vision tower gave; None keeps nothing.
         lockstep: Of ranks that each hold a part of the parameters; None where each has all.
+        dtype: Of the weights as they were loaded: what the model computes in, and is served and
+            exported in.
         placeholders: The ids that stand for an image and for a video.
     """
 
@@ -101,6 +103,7 @@ class VisionLanguageModel(nn.Module):
         self.lockstep: Lockstep | None = None
         self._tower_name = TowerName()
         base = self.base
+        self.dtype: torch.dtype = base.dtype  # type: ignore[assignment]
         inner = getattr(base, "model", None)
         if not all(hasattr(inner, name) for name in ("visual", "language_model")):
             raise ValueError(
@@ -167,10 +170,30 @@ class VisionLanguageModel(nn.Module):
         training = self.training
         self.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._own_precision():
                 yield
         finally:
             self.train(training)
+
+    def _own_precision(self) -> AbstractContextManager[object]:
+        """Mixed precision where parameters are wider than what the model computes in."""
+        if all(parameter.dtype is self.dtype for parameter in self.parameters()):
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def widen_trained(self) -> None:
+        """Keeps what is trained in single precision.
+
+        An update of a millionth is nothing to a weight in half precision, which has three digits.
+        """
+        for parameter in self.parameters():
+            if parameter.requires_grad and parameter.dtype.itemsize < torch.float32.itemsize:
+                parameter.data = parameter.data.float()
+
+    def narrow(self) -> None:
+        """Rounds the parameters to what the model computes in; buffers stay as they are."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(self.dtype)
 
     # ------------------------------------------------------------------ images and videos
 

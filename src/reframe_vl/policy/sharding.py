@@ -36,19 +36,26 @@ _FILLER_SIDE = 64
 """Of the filler's image, in pixels; a view is never smaller than the model's own least size."""
 
 
-def shard(model: VisionLanguageModel, mesh: DeviceMesh) -> None:
+def shard(
+    model: VisionLanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype | None = None
+) -> None:
     """Spreads a policy's parameters over the ranks of a mesh.
 
     Decoder layers and, where it is trained, blocks of the vision tower are gathered one after the
     other; embeddings, head and the rest stay gathered from the first forward of a micro-batch to
     the end of its backward pass. A frozen vision tower stays whole on every rank: what is cached of
     its outputs differs from rank to rank, and so does how often it runs.
+
+    Args:
+        model: The policy.
+        mesh: Of the ranks.
+        compute_dtype: What parameters are gathered in; None: in their own. Gradients are added up
+            over ranks in single precision, since sums of many in half lose what single tokens add.
     """
     frozen = not any(p.requires_grad for p in model.visual.parameters())
     kept = set(model.visual.parameters()) if frozen else set()
-    dtype = next(model.parameters()).dtype
-    # Sums over many ranks in half precision lose what single tokens add.
-    policy = MixedPrecisionPolicy(reduce_dtype=None if dtype is torch.float32 else torch.float32)
+    half = {model.dtype, compute_dtype} - {torch.float32, None}
+    policy = MixedPrecisionPolicy(compute_dtype, torch.float32 if half else None)
     blocks = list(model.language_model.layers)  # type: ignore[arg-type]
     if not frozen:
         blocks += list(model.visual.blocks)  # type: ignore[arg-type]
@@ -148,10 +155,15 @@ def gathered(
 
 
 def pushed(model: VisionLanguageModel) -> Iterator[tuple[str, Tensor]]:
-    """What an engine needs to follow the policy: its adapter where one is trained, else all."""
+    """What an engine needs to follow the policy: its adapter where one is trained, else all.
+
+    Weights are in what the model computes in, an adapter is as it is trained.
+    """
     if isinstance(model.model, PeftModel):
-        return gathered(model.model, lambda name: "lora_" in name)
-    return gathered(model.base)
+        yield from gathered(model.model, lambda name: "lora_" in name)
+        return
+    for name, tensor in gathered(model.base):
+        yield name, tensor.to(model.dtype)
 
 
 def full(tensor: Tensor) -> Tensor:

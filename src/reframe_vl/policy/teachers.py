@@ -204,7 +204,7 @@ class Teachers:
                 host = _with_adapter(student, host, folder, name)
                 self._teachers[name] = Adapter(host, _adapter_name(name), student.model, max_tokens)
                 continue
-            dtype = self.dtype or str(student.model.base.dtype).removeprefix("torch.")
+            dtype = self.dtype or str(student.model.dtype).removeprefix("torch.")
             loaded = load_policy(folder, dtype=dtype)
             if loaded.model.view_maker != student.model.view_maker:
                 raise ValueError(
@@ -264,7 +264,7 @@ def _with_adapter(
     if host is None and isinstance(student.model.model, PeftModel):
         host = student.model
     if host is None:
-        dtype = str(student.model.base.dtype).removeprefix("torch.")
+        dtype = str(student.model.dtype).removeprefix("torch.")
         host = load_policy(student.path, dtype=dtype).model.requires_grad_(False)
         config = PeftConfig.from_pretrained(str(folder))
         config.inference_mode = True

@@ -131,7 +131,7 @@ class CheckpointAuxiliary(Auxiliary):
         Raises:
             ValueError: Its tokens or images are not the policy's.
         """
-        dtype = self._dtype or str(policy.model.base.dtype).removeprefix("torch.")
+        dtype = self._dtype or str(policy.model.dtype).removeprefix("torch.")
         loaded = load_policy(self._folder, dtype=dtype)
         # Their limits of size mean nothing: the policy's views are what it is shown.
         mine, theirs = (

@@ -302,7 +302,7 @@ def _arguments_of(model: VisionLanguageModel) -> dict[str, Any]:
     base: Any = model.base
     arguments: dict[str, Any] = {
         "model": str(Path(base.name_or_path).expanduser()),
-        "dtype": str(base.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
     }
     if vllm_weights.has_adapter(model):
         peft: Any = model.model

@@ -31,7 +31,7 @@ def has_adapter(model: VisionLanguageModel) -> bool:
 
 
 def write_weights(model: VisionLanguageModel, folder: Path, shard_bytes: int = 2**31) -> None:
-    """Writes all weights as safetensors, in their own dtype.
+    """Writes all weights as safetensors, in what the model computes in.
 
     Args:
         model: The policy, without an adapter.
