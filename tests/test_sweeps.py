@@ -3,7 +3,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from reframe_vl.runs import IDENTITY, RESULTS, ConfigError
+from reframe_vl.runs import IDENTITY, POLICY, RESULTS, ConfigError
 from reframe_vl.sweeps import gather, main, number, objective
 
 
@@ -30,6 +30,15 @@ def test_runs_of_one_setting_are_put_together_over_their_seeds(sweep):
     assert low.values("accuracy.tools") == [0.5, 0.7]
     assert [seed for seed, _ in low.runs] == ["0", "1"]
     assert (low.unfinished, high.unfinished) == (0, 1)
+
+
+def test_a_run_that_ends_without_results_is_finished_once_its_policy_is_there(sweep):
+    for name, evaluate in (("done", "false"), ("to evaluate", "true")):
+        run(sweep / "a" / name, ["lr=1e-2", "seed=0"])
+        (sweep / "a" / name / "config.yaml").write_text(f"evaluate: {evaluate}\n")
+        (sweep / "a" / name / POLICY).mkdir()
+    [row] = [row for row in gather([sweep]) if row.overrides["lr"] == "1e-2"]
+    assert (row.runs, row.unfinished) == ([("0", {})], 1)
 
 
 def test_a_run_directory_and_an_experiments_folder_can_be_given(sweep):

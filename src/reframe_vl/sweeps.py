@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from reframe_vl.runs import IDENTITY, ConfigError, read_results
+from reframe_vl.runs import IDENTITY, POLICY, ConfigError, read_results
 
 MEASURES = ("accuracy.tools", "accuracy.no_tools", "tool_gain", "observation_dependence")
 """Of the results; those that none of the runs has are left out."""
@@ -36,8 +36,9 @@ class Row:
 
     Attributes:
         overrides: Those that differ between settings.
-        runs: The measures of each of its runs that is finished, with its seed.
-        unfinished: Runs without results.
+        runs: The measures of each of its runs that is finished, with its seed; one that is not
+            evaluated (``evaluate=false``) has none.
+        unfinished: The other runs.
     """
 
     overrides: dict[str, str]
@@ -101,7 +102,7 @@ def gather(folders: Iterable[Path], measures: Sequence[str] = MEASURES) -> list[
             )
         for path in sorted(identities):
             pairs = [o.partition("=")[::2] for o in json.loads(path.read_text())["overrides"]]
-            runs.append((dict(pairs), read_results(path.parent)))
+            runs.append((dict(pairs), _results(path.parent)))
     names = dict.fromkeys(name for overrides, _ in runs for name in overrides)
     differing = [n for n in names if len({overrides.get(n) for overrides, _ in runs}) > 1]
     rows: dict[tuple[str, ...], Row] = {}
@@ -116,6 +117,14 @@ def gather(folders: Iterable[Path], measures: Sequence[str] = MEASURES) -> list[
             known = {name: value for name, value in found.items() if value is not None}
             row.runs.append((overrides.get("seed", ""), known))
     return list(rows.values())
+
+
+def _results(run: Path) -> dict[str, Any] | None:
+    """Of a run; empty if it ends without, None if it has not ended."""
+    results = read_results(run)
+    if results is not None or not (run / POLICY).is_dir():
+        return results
+    return None if OmegaConf.load(run / "config.yaml").evaluate else {}
 
 
 def summary(values: Sequence[float]) -> str:
