@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from reframe_vl.data.media import MediaError
 from reframe_vl.tools.python_exec import PythonSession
 from reframe_vl.tools.sandbox import Execution, Interpreter, InterpreterLostError
 from reframe_vl.tools.sandbox_pool import SandboxPool
-from reframe_vl.tools.sandbox_process import Limits, SandboxError
+from reframe_vl.tools.sandbox_process import Limits, SandboxError, Wall
 from reframe_vl.types import RGB, Box, ImageMedia, VideoMedia
 
 walled = pytest.mark.skipif(
@@ -162,6 +165,12 @@ def test_images_are_reduced_to_the_budget(run: Rollout) -> None:
     assert image.shape[0] * image.shape[1] <= PIXELS
     (thin,) = run("Image.new('RGB', (50_000, 1))").images
     assert thin.shape == (1, PIXELS, 3)
+
+
+@walled
+def test_missing_values_of_an_array_do_not_change_how_the_others_are_shown(run: Rollout) -> None:
+    code = "a = np.full((2, 2), 0.5); a[0, 0] = np.nan\nshow(a)"
+    assert run(code).images[0][:, :, 0].tolist() == [[0, 127], [127, 127]]
 
 
 @walled
@@ -439,7 +448,7 @@ def test_the_process_has_no_privileges_and_a_filter(pool: SandboxPool) -> None:
 
 @walled
 def test_system_calls_made_by_hand_are_refused(run: Rollout) -> None:
-    numbers = {"x86_64": (41, 57, 56, 101, 272, 165, 319, 425, 321, 161, 250, 29, 310, 323)}
+    numbers = {"x86_64": (41, 57, 56, 101, 272, 165, 319, 425, 321, 161, 250, 29, 310, 323, 206)}
     machine = os.uname().machine
     if machine not in numbers:
         pytest.skip(f"The numbers of system calls of {machine} are not listed here.")
@@ -638,6 +647,21 @@ def test_many_files_are_noticed(run_hasty: Rollout) -> None:
 
 
 @walled
+def test_many_files_are_noticed_also_after_the_call(hasty: SandboxPool) -> None:
+    flood = "[os.mkdir(f'/tmp/{i}') for i in range(10**9)]"
+    with rollout(hasty) as run:
+        forged = run(f"{FORGERY}say({{'text': 'done', 'images': []}}); {flood}")
+        assert forged.text == "done"
+        interpreter = run.session._interpreter
+        assert interpreter is not None
+        end = time.monotonic() + 20
+        while not interpreter._process.ended and time.monotonic() < end:
+            time.sleep(0.05)
+        assert interpreter._process.ended
+        assert "ended the interpreter" in run("1").text and healthy(run)
+
+
+@walled
 def test_no_signal_reaches_a_process_outside(run: Rollout) -> None:
     caught: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -721,6 +745,49 @@ def test_closing_the_pool_ends_a_call_under_way(pool: SandboxPool) -> None:
         threading.Timer(0.3, short.close).start()
         with pytest.raises(InterpreterLostError):
             interpreter.run("while True: pass", PIXELS, lambda wanted: ({}, b""))
+
+
+@walled
+def test_a_session_that_closes_before_its_code_runs_loses_it(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, give = PythonSession(pool, Grey()), Interpreter.give
+
+    def give_and_close(self: Interpreter, *message: Any) -> None:
+        give(self, *message)
+        session.close()
+
+    monkeypatch.setattr(Interpreter, "give", give_and_close)
+    assert "was stopped, because the sandbox was closed" in session.run("1", PIXELS).text
+
+
+@walled
+def test_calls_go_on_and_end_whole_where_no_descriptor_is_left(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with rollout(pool) as run:
+        assert healthy(run)
+        monkeypatch.setattr(selectors.EpollSelector, "_selector_cls", none_left)
+        assert healthy(run)
+
+
+@walled
+@pytest.mark.parametrize("wall", ["bubblewrap", "unsafe"])
+def test_a_start_without_files_is_told_to_those_who_wait(
+    wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    # In the constructor itself: a thread that it killed would leave the pool without a starter.
+    monkeypatch.setattr("tempfile.TemporaryFile", none_left)
+    with pytest.raises(SandboxError, match=r"Too many open files.*ulimit -n"):
+        Interpreter(LIMITS, wall)
 
 
 @walled

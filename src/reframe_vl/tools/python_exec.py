@@ -81,13 +81,15 @@ class PythonSession:
         self._fetched = 0
         finished = False
         try:
-            if self._interpreter is None:
-                self._interpreter = self._pool.take()
+            # Its own name for it: close() may take it away at any time.
+            interpreter = self._interpreter
+            if interpreter is None:
+                self._interpreter = interpreter = self._pool.take()
                 if self._over:
                     # While this thread waited; nobody else would end the interpreter.
                     raise SandboxError("The rollout ended before its code could run.")
-                self._give_media(self._interpreter)
-            execution = self._interpreter.run(code, max_pixels, self._fetch)
+                self._give_media(interpreter)
+            execution = interpreter.run(code, max_pixels, self._fetch)
             finished, self._lost = True, False
         except InterpreterLostError as error:
             text = f"{note}The code {error}. Its variables are lost."
@@ -105,9 +107,9 @@ class PythonSession:
         self._end()
 
     def _end(self) -> None:
-        if self._interpreter is not None:
-            self._pool.end(self._interpreter)
-            self._interpreter = None
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            self._pool.end(interpreter)
 
     def _give_media(self, interpreter: Interpreter) -> None:
         limits = self._pool.limits
@@ -128,14 +130,18 @@ class PythonSession:
         if isinstance(self._media, ImageMedia):
             return {"error": "There is no video."}, b""
         last = len(self._media.timestamps_s) - 1
+        limits = self._pool.limits
+        too_many = f"A call may look at {limits.max_frames} frames at most."
+        # Before each is looked at: the code may ask for ever, and its clock stands still meanwhile.
+        if isinstance(wanted, list) and len(wanted) > limits.max_frames:
+            return {"error": too_many}, b""
         if not isinstance(wanted, list) or not all(
             type(index) is int and 0 <= index <= last for index in wanted
         ):
             return {"error": f"Frames are whole numbers from 0 to {last}."}, b""
-        limits = self._pool.limits
         self._fetched += len(wanted)
         if self._fetched > limits.max_frames:
-            return {"error": f"A call may look at {limits.max_frames} frames at most."}, b""
+            return {"error": too_many}, b""
         # Media need not take an index twice.
         distinct = sorted(set(wanted))
         budget = self._at_most(limits.frame_pixels)

@@ -125,6 +125,19 @@ class Interpreter:
                 end += time.monotonic() - began
                 self._send(reply, pixels, end)
 
+    def watch(self) -> None:
+        """Ends the process where it makes too many files though no call runs.
+
+        Code that has forged its result goes on after the call. While a call runs, it looks itself.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._watch_at < math.inf and self._process.num_files > self.limits.max_files:
+                self.kill()
+        finally:
+            self._lock.release()
+
     def kill(self) -> None:
         """Ends the process from any thread and at any time, also while a call runs."""
         self._process.kill()
@@ -180,7 +193,8 @@ class Interpreter:
         """Waits for a pipe, and meanwhile watches what no limit of the kernel bounds."""
         if self._closed:
             raise InterpreterLostError("was stopped, because the sandbox was closed")
-        with selectors.DefaultSelector() as selector:
+        # It takes no descriptor, of which many interpreters may leave none.
+        with selectors.PollSelector() as selector:
             selector.register(pipe, event)
             # Looked at first: code may keep the pipe busy for ever.
             while (now := time.monotonic()) < end:

@@ -10,6 +10,8 @@ from collections import deque
 from reframe_vl.tools.sandbox import Interpreter
 from reframe_vl.tools.sandbox_process import Limits, SandboxError, Wall, check_wall
 
+_WATCH_S = 0.5
+
 
 class SandboxPool:
     """Keeps a number of interpreters ready and hands each out once.
@@ -118,7 +120,11 @@ class SandboxPool:
         It is this thread that ends them, so that they do not end with it: then nobody would wait
         for what they leave.
         """
-        while self._wanted():
+        while not self._closed:
+            if not self._wanted():
+                for interpreter in self._live.copy():
+                    interpreter.watch()
+                continue
             started: Interpreter | SandboxError
             try:
                 started = Interpreter(self.limits, self._wall)
@@ -138,9 +144,10 @@ class SandboxPool:
             interpreter.close()
 
     def _wanted(self) -> bool:
-        """Waits until one more interpreter is wanted, or until the pool is closed."""
+        """Waits until one more interpreter is wanted, the pool is closed, or it is time to look."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or len(self._idle) < self._warm + self._waiting
+                lambda: self._closed or len(self._idle) < self._warm + self._waiting,
+                _WATCH_S if self._live else None,
             )
-            return not self._closed
+            return not self._closed and len(self._idle) < self._warm + self._waiting

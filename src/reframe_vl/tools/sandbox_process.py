@@ -11,6 +11,7 @@ whatever its code does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
@@ -145,14 +146,18 @@ class SandboxProcess:
         self._kill_lock = threading.Lock()
         self._first: int | None = None
         self._first_pid = 0
-        self._folder = tempfile.mkdtemp(prefix="python-tool-") if wall == "unsafe" else None
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        try:
-            self._process = self._start_walled() if self._folder is None else self._start_plain()
-        except OSError as error:
-            self._stderr.close()
-            self._remove_folder()
-            raise SandboxError(f"The sandbox cannot be started: {error}") from error
+        self._folder: str | None = None
+        with contextlib.ExitStack() as undo:
+            try:
+                self._stderr: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+                if wall == "unsafe":
+                    self._folder = tempfile.mkdtemp(prefix="python-tool-")
+                    undo.callback(self._remove_folder)
+                self._process = self._start_walled() if wall != "unsafe" else self._start_plain()
+            except OSError as error:
+                remedy = ". Raise `ulimit -n`." if error.errno == errno.EMFILE else ""
+                raise SandboxError(f"The sandbox cannot be started: {error}{remedy}") from error
+            undo.pop_all()
         assert self._process.stdin is not None and self._process.stdout is not None
         self.requests, self.replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self.requests, False)
@@ -344,7 +349,7 @@ def _first_pid(info: IO[bytes]) -> int:
 
 def _await_end(process: int) -> None:
     """Waits for the end of a process that is a child of this one at most by inheritance."""
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:
         selector.register(process, selectors.EVENT_READ)
         selector.select(_KILL_S)
     with contextlib.suppress(ChildProcessError):

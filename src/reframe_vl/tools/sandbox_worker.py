@@ -310,7 +310,7 @@ def _rgb(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.ndim == 3 and value.shape[2] == 1:
             value = value[:, :, 0]
-        if value.dtype == bool or (value.dtype.kind == "f" and value.size and value.max() <= 1):
+        if value.dtype == bool or (value.dtype.kind == "f" and not (value > 1).any()):
             value = value * 255.0
         value = Image.fromarray(np.nan_to_num(value).clip(0, 255).astype(np.uint8))
     if not isinstance(value, Image.Image):
