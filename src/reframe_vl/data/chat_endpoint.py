@@ -26,6 +26,9 @@ from reframe_vl.types import RGB
 _AGAIN = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 """Statuses that pass: too many requests, a server that starts or is overloaded."""
 
+_MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""What reading something else than a completion raises; the last by JSON of great depth."""
+
 
 @dataclass(frozen=True)
 class EndpointSettings:
@@ -85,7 +88,14 @@ class EndpointSettings:
             _check_setting(f"{place}.{name}", name, value)
         if variable is not None and not os.environ.get(str(variable)):
             raise ValueError(f"{place}: the environment has no variable {variable} with the key.")
-        return cls(**settings, api_key=os.environ[variable] if variable else "")
+        key = os.environ[str(variable)].strip() if variable is not None else ""
+        if not (key.isascii() and key.isprintable()):
+            # The client would say so with the key itself, which then stands in the log.
+            raise ValueError(
+                f"{place}: the key in {variable} has characters that no header can hold: only "
+                "printable ASCII can be sent."
+            )
+        return cls(**settings, api_key=key)
 
 
 def _check_setting(place: str, name: str, value: object) -> None:
@@ -174,7 +184,7 @@ class ChatEndpoint:
 
     def _wait(self, tried: int, asked: str | None) -> float:
         wait = self.settings.backoff_s * 2 ** (tried - 1) * random.uniform(0.5, 1.0)
-        if asked is not None and asked.replace(".", "", 1).isdigit():
+        if asked is not None and asked.isascii() and asked.replace(".", "", 1).isdigit():
             wait = max(wait, float(asked))
         return min(wait, self.settings.longest_wait_s)
 
@@ -184,16 +194,22 @@ class ChatEndpoint:
             choice = body["choices"][0]
             text = choice["message"].get("content") or ""
             finish = str(choice.get("finish_reason") or "stop")
-            usage = body.get("usage") or {}
-            tokens_in = int(usage.get("prompt_tokens") or 0)
-            tokens_out = int(usage.get("completion_tokens") or 0)
             if not isinstance(text, str):
                 raise TypeError("the content is no text")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except _MALFORMED as error:
             message = f"no chat completion: {response.text[:200]} ({error})"
             return Reply(None, ("malformed", message), tried)
+        tokens_in, tokens_out = (
+            _count(body.get("usage"), name) for name in ("prompt_tokens", "completion_tokens")
+        )
         cost = (tokens_in * self.settings.price_in + tokens_out * self.settings.price_out) / 1e6
         return Reply(text, None, tried, tokens_in, tokens_out, cost, finish)
+
+
+def _count(usage: object, name: str) -> int:
+    """A number of tokens; 0 where none is told, or what is told can be none."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if type(value) is int and 0 <= value < 2**53 else 0
 
 
 def image_part(pixels: RGB) -> dict[str, Any]:

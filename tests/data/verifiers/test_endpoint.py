@@ -161,3 +161,36 @@ def test_an_unreadable_picture_is_a_failure_of_its_query_alone(tmp_path) -> None
 def test_the_key_is_not_shown() -> None:
     settings = EndpointSettings("u", "m", api_key="secret")
     assert "secret" not in repr(settings) + json.dumps(EndpointVerifier(settings).identity)
+
+
+@pytest.mark.parametrize("reply", ["[" * 200_000, '{"choices":' * 50_000])
+def test_a_reply_too_deep_to_read_is_a_failure_and_no_crash(reply) -> None:
+    with ChatServer(lambda number, body: (200, {}, reply)) as server:
+        asker = Asker(verifier(server))
+        asker.ask(queries(1))
+    assert asker.tally.failures == {"malformed": 1}
+
+
+@pytest.mark.parametrize("count", ["1e999", "NaN", "-5", "1" + "0" * 400, '"many"', "null", "[]"])
+def test_a_number_of_tokens_that_can_be_none_costs_nothing_and_spoils_no_answer(count) -> None:
+    usage = f'{{"prompt_tokens": {count}, "completion_tokens": 10}}'
+    reply = f'{{"choices": [{{"message": {{"content": "w"}}}}], "usage": {usage}}}'
+    with ChatServer(lambda number, body: (200, {}, reply)) as server:
+        asker = Asker(verifier(server, price_in=1e6, price_out=1e6))
+        assert asker.ask(queries(1))[0].text == "w"
+    assert (asker.tally.prompt_tokens, asker.tally.cost) == (0, 10.0)
+
+
+def test_a_wait_that_is_no_number_is_not_kept() -> None:
+    with ChatServer(failing(429, headers={"Retry-After": "\u00b2"})) as server:
+        assert Asker(verifier(server)).ask(queries(1))[0].failure is None
+
+
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(monkeypatch) -> None:
+    place = {"url": "http://h/v1", "model": "m", "api_key_env": "A_KEY"}
+    monkeypatch.setenv("A_KEY", "secret\nsecond line")
+    with pytest.raises(ValueError, match="the key in A_KEY has characters") as refused:
+        EndpointSettings.of(place, "here")
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("A_KEY", "secret\n")
+    assert EndpointSettings.of(place, "here").api_key == "secret"
