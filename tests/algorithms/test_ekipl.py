@@ -45,6 +45,12 @@ def test_a_rollout_without_a_reward_is_never_kept_whatever_it_holds():
     assert keep_best(rewards, alive, 3, 0).tolist() == [False, True, False, True]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_has_no_place_in_an_order_is_refused(value):
+    with pytest.raises(ValueError, match="not all finite"):
+        keep_best(torch.tensor([0.5, value, 1.0]), torch.ones(3, dtype=torch.bool), 1, 0)
+
+
 def rollout(advantage, author="", reward=1.0):
     key = RolloutKey(0, 0, "s", 0, author)
     made = Rollout(key, [], Sampling(), Termination.ANSWERED, reward=reward)

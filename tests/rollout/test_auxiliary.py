@@ -38,17 +38,28 @@ def says(*texts, **more):
     return behaviour
 
 
-def pool(policy, server, tmp_path=None, samples=1, count=3, max_new_tokens=64, **settings):
+def pool(
+    policy,
+    server,
+    tmp_path=None,
+    samples=1,
+    count=3,
+    max_new_tokens=64,
+    at_once=256,
+    waves=1,
+    **settings,
+):
     """Groups with rollouts of a scripted policy, and of an endpoint."""
     fields = {"url": server.url, "model": "m", "timeout_s": 0.3, "max_tries": 2, "backoff_s": 0.01}
     cache = tmp_path / "answers.sqlite" if tmp_path else None
     auxiliary = EndpointAuxiliary("strong", EndpointSettings(**fields | settings), cache)
     auxiliary.connect(policy)
-    made = collector(ScriptedEngine(ANSWER))
+    made = dataclasses.replace(collector(ScriptedEngine(ANSWER)), max_concurrent=at_once)
     plan = Plan(3, OWN, sampling(max_new_tokens=max_new_tokens))
     groups = made.collect([sample(i) for i in range(samples)], plan)
     try:
-        add_rollouts(auxiliary, count, made, plan, groups)
+        for _ in range(waves):
+            add_rollouts(auxiliary, count, made, plan, groups)
     finally:
         auxiliary.close()
         made.loop.stop()
@@ -113,6 +124,8 @@ FAILURES = {
     "malformed ": lambda n, b: (200, {}, '{"choices": []}'),
     "malformed  ": lambda n, b: (200, {}, json.dumps({"choices": [{"message": {"content": 5}}]})),
     "empty": says(""),
+    "empty ": says(END),
+    "empty  ": says(f"{END}{END}", finish_reason="length"),
     "connection": disconnect,
 }
 
@@ -167,6 +180,24 @@ def test_an_endpoint_that_is_down_is_not_asked_for_ever(policy):
     assert len(server.bodies) == 4 * 2
     assert auxiliary.tally.failures == {"http_500": 4, "given_up": 28}
     assert all(r.reward is None for g in groups for r in g.rollouts[OWN:])
+
+
+def test_an_endpoint_that_is_down_is_given_up_for_rollouts_that_wait_too(policy):
+    with ChatServer(FAILURES["http_500"]) as server:
+        _, auxiliary = pool(policy, server, samples=4, count=8, concurrency=1, at_once=2)
+    assert len(server.bodies) == 4 * 2
+    assert auxiliary.tally.failures == {"http_500": 4, "given_up": 28}
+
+
+def test_an_endpoint_that_was_given_up_is_tried_again_at_the_next_wave(policy):
+    def behaviour(number, body):
+        return (500, {}, "oops") if number < 8 else says("<answer>4</answer>")(number, body)
+
+    with ChatServer(behaviour) as server:
+        groups, _ = pool(policy, server, count=8, concurrency=1, waves=2)
+    rewards = [r.reward for r in groups[0].rollouts[OWN:]]
+    assert all(reward is None for reward in rewards[:8])
+    assert all(reward is not None for reward in rewards[8:])
 
 
 def test_answers_are_kept_by_what_was_asked_and_cost_nothing_again(policy, tmp_path):
@@ -239,11 +270,19 @@ def test_keys_come_from_the_environment_alone(monkeypatch):
         ({"url": "http://x/v1"}, "url and model"),
         ({"url": "u", "checkpoint": "c"}, "url and model"),
         ({"checkpoint": str(base_folder(0)), "temperature": 1}, "beside checkpoint"),
+        ({"checkpoint": None}, "give a folder"),
+        ({"checkpoint": str(base_folder(0)), "max_batch_size": 0}, "a whole number"),
+        ({"checkpoint": str(base_folder(0)), "max_batch_size": "all"}, "a whole number"),
     ],
 )
 def test_settings_that_name_no_model_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
         make_auxiliary("a", given)
+
+
+def test_a_model_without_a_name_is_refused_since_its_rollouts_would_be_the_policys_own():
+    with pytest.raises(ValueError, match="the name '' is no text"):
+        make_auxiliary("", {"checkpoint": str(base_folder(0))})
 
 
 def test_a_checkpoint_that_is_not_there_is_told_before_anything_loads():

@@ -89,6 +89,7 @@ def select(
 
     Groups with fewer than two rollouts that are not broken, or with equal rewards, are dropped. The
     others are ranked by the population standard deviation of their rewards, equals in order.
+    Deviations that differ by rounding alone are equal.
 
     Args:
         rewards_PG: Those of broken rollouts may be anything.
@@ -101,17 +102,21 @@ def select(
         The rollouts to train, and numbers to log: ``broken`` (rollouts), ``too_small`` and
         ``equal_rewards`` (groups dropped), ``outranked`` (other groups left out), ``kept_groups``,
         ``kept_rollouts``, and ``shortfall`` (groups that were not there to keep).
+
+    Raises:
+        ValueError: The reward of a rollout that is not broken is not finite.
     """
     stds: dict[int, float] = {}
     too_small = equal_rewards = 0
     for number, (rewards_G, whole_G) in enumerate(zip(rewards_PG, whole_PG, strict=True)):
         rewards_N = rewards_G[whole_G].double()
+        _check_finite(rewards_N)
         if len(rewards_N) < 2:
             too_small += 1
         elif all_equal(rewards_N):
             equal_rewards += 1
         else:
-            stds[number] = float(rewards_N.std(correction=0))
+            stds[number] = round(float(rewards_N.std(correction=0)), 6)
     ranked = sorted(stds, key=lambda number: -stds[number]) if rank else list(stds)
     places = [(number, i) for number in ranked for i in whole_PG[number].nonzero().flatten()]
     kept_PG = torch.zeros_like(whole_PG)
@@ -150,13 +155,26 @@ def keep_best(
         alive_N: Rollouts that take part.
         keep: G; where fewer take part, all of them are kept.
         seed: Of the ties.
+
+    Raises:
+        ValueError: The reward of a rollout that takes part is not finite.
     """
+    _check_finite(rewards_N[alive_N])
     lots = np.random.default_rng(seed).random(len(rewards_N))
     alive = alive_N.nonzero().flatten().tolist()
     best = sorted(alive, key=lambda i: (-round(float(rewards_N[i]), 6), lots[i]))[:keep]
     kept_N = torch.zeros_like(alive_N)
     kept_N[best] = True
     return kept_N
+
+
+def _check_finite(rewards_N: Float[Tensor, "N"]) -> None:
+    """Refuses what has no place in an order."""
+    if not rewards_N.isfinite().all():
+        raise ValueError(
+            f"The rewards {rewards_N.tolist()} are not all finite, yet their rollouts are marked "
+            "as scorable. Let the reward return None where it cannot score a rollout."
+        )
 
 
 def pool_numbers(groups: Sequence[RolloutGroup], keep: int) -> dict[str, float]:

@@ -194,6 +194,9 @@ def make_auxiliary(name: str, given: object, cache: Path | None = None) -> Auxil
         ValueError: A setting is unknown, wrong or missing.
         FileNotFoundError: The checkpoint is not there.
     """
+    if not isinstance(name, str) or not name:
+        # Rollouts of no name are the policy's own.
+        raise ValueError(f"auxiliaries: the name {name!r} is no text: call the model by a word.")
     place = f"auxiliaries.{name}"
     if not isinstance(given, Mapping) or ("url" in given) == ("checkpoint" in given):
         raise ValueError(f"{place}: give url and model of an endpoint, or checkpoint, a folder.")
@@ -201,6 +204,11 @@ def make_auxiliary(name: str, given: object, cache: Path | None = None) -> Auxil
         return EndpointAuxiliary(name, EndpointSettings.of(given, place), cache)
     if given.keys() - _LOCAL:
         raise ValueError(f"{place}: beside checkpoint there are {', '.join(sorted(_LOCAL))}.")
+    if not isinstance(given["checkpoint"], str | Path):
+        raise ValueError(f"{place}.checkpoint is {given['checkpoint']!r}: give a folder.")
+    size = given.get("max_batch_size", 1)
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{place}.max_batch_size is {size!r}: give a whole number of at least 1.")
     return CheckpointAuxiliary(name, **{str(key): value for key, value in given.items()})
 
 

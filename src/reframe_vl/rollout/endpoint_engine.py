@@ -71,12 +71,15 @@ class EndpointEngine:
         self._client = self._endpoint.client()
         self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix=name)
         self._failed_in_a_row = 0
+        self._sessions: set[str] = set()
 
     # ------------------------------------------------------------------ Engine protocol
 
     def open(self, sessions: Sequence[str]) -> None:
-        """Begins a wave: an endpoint that was given up is tried again."""
-        self._failed_in_a_row = 0
+        """Takes sessions up; the first ones begin a wave, which tries again what was given up."""
+        if not self._sessions:
+            self._failed_in_a_row = 0
+        self._sessions.update(sessions)
 
     async def generate(
         self, session: str, context: Context, sampling: Sampling, seed: int
@@ -104,7 +107,8 @@ class EndpointEngine:
         return self._generation(reply.text, reply.finish == "length", sampling)
 
     def release(self, session: str) -> None:
-        """Nothing is held for a session."""
+        """Forgets a session; with the last one its wave ends."""
+        self._sessions.discard(session)
 
     def close(self) -> None:
         """Ends waits between tries, and drops what was not yet begun."""
@@ -128,7 +132,7 @@ class EndpointEngine:
             return Reply(None, ("given_up", sentence))
         reply = self._endpoint.complete(self._client, _rendered(messages), **fields)
         self._failed_in_a_row = 0 if reply.failure is None else self._failed_in_a_row + 1
-        if reply.text is not None and not reply.text.strip():
+        if reply.text is not None and not _first_turn(reply.text).strip():
             # Nothing was said, so nothing can be wrong: a filter, or all of it was reasoning.
             failure = ("empty", f"the answer is empty (finish reason {reply.finish})")
             return replace(reply, text=None, failure=failure)
@@ -136,7 +140,7 @@ class EndpointEngine:
 
     def _generation(self, text: str, cut: bool, sampling: Sampling) -> Generation:
         # Halves of characters have no encoding; JSON can spell them.
-        whole = text.partition(TURN_CLOSE)[0].encode(errors="replace").decode()
+        whole = _first_turn(text).encode(errors="replace").decode()
         if self._prefix and "</think>" not in whole:
             whole = self._prefix + whole
         ids = list(self._encoder.span([Quoted(whole)], Provenance.EXTERNAL).token_ids)
@@ -158,6 +162,11 @@ class EndpointEngine:
         ]
         text = json.dumps([self._endpoint.identity, shown, fields], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _first_turn(text: str) -> str:
+    """What stands before the end of the turn, which some servers spell out."""
+    return text.partition(TURN_CLOSE)[0]
 
 
 def conversation(context: Context, encoder: Encoder) -> list[Message]:
