@@ -117,12 +117,23 @@ def test_runs_are_averaged_with_intervals_over_bases_and_seeds():
 
 
 @pytest.mark.parametrize("base", [None, evaluation({Arm.NO_TOOLS: flags("1000")})])
-def test_the_table_shows_every_measure_for_base_and_policy(base):
+def test_the_table_shows_every_measure_that_there_is_for_base_and_policy(base):
     stream = io.StringIO()
     shown = table(results(policy(), base))
     Console(file=stream, width=120).print(shown)
     text = stream.getvalue()
     assert len(shown.columns) == (3 if base else 2)
-    assert shown.row_count == 9
+    # Two arms were not played; nothing is gained over no base.
+    assert shown.row_count == (7 if base else 6)
     assert "0.500 (" in text and " to " in text
     assert ("trained" in text) == bool(base)
+
+
+def test_the_table_shows_pass_at_k_where_it_was_measured_and_no_row_of_nothing():
+    report = results(evaluation({Arm.TOOLS: flags("1100")}))
+    report["pass_at_k"] = {"1": {"value": 0.25, "low": 0.0, "high": 0.5}}
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(table(report))
+    rows = [line for line in stream.getvalue().splitlines() if line.startswith("│")]
+    assert any("pass@1" in row and "0.250 (0.000 to 0.500)" in row for row in rows)
+    assert not any("without tools" in row for row in rows)

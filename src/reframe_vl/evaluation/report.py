@@ -79,10 +79,15 @@ def table(report: Mapping[str, Any]) -> Table:
     shown.add_column("measure")
     for name in ("base", "trained") if base else ("policy",):
         shown.add_column(name, justify="right", no_wrap=True)
-    for label, *path in _ROWS:
+    sampled = [(f"pass@{k}", "pass_at_k", k) for k in report.get("pass_at_k", ())]
+    for label, *path in (*_ROWS, *sampled):
         cells = [_cell(part, path) for part in ((base, report) if base else (report,))]
-        shown.add_row(label, *cells)
+        if set(cells) != {_NOTHING}:
+            shown.add_row(label, *cells)
     return shown
+
+
+_NOTHING = "-"
 
 
 _ROWS = (
@@ -103,7 +108,7 @@ def _cell(report: Mapping[str, Any], path: Sequence[str]) -> str:
     for name in path:
         entry = entry[name]
     if entry is None:
-        return "-"
+        return _NOTHING
     # Square brackets would be markup to the table.
     return f"{entry['value']:.3f} ({entry['low']:.3f} to {entry['high']:.3f})"
 
