@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from reframe_vl.algorithms.module import PolicyModule
@@ -84,7 +85,8 @@ class CheckpointMerge(Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".policy_") as aside:
             policy = Path(aside) / "policy"
-            export_policy(pl_module.components, policy)
+            # Not rounded yet: the merge casts last.
+            export_policy(pl_module.components, policy, dtype=torch.float32)
             merge_checkpoints(
                 self.base,
                 [policy, *self.checkpoints],

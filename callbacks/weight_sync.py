@@ -39,7 +39,7 @@ class WeightSync(Callback):
 
     Args:
         max_gap: The mean difference of a token's log-probs above which there is an alarm; None is
-            1e-3 for weights in float32, else 0.1.
+            1e-3 where engine and trainer compute in float32, else 0.1.
     """
 
     def __init__(self, max_gap: float | None = None) -> None:
@@ -105,7 +105,7 @@ class WeightSync(Callback):
             ours = score(module.policy, contexts, how).logprobs_T.cpu().numpy()
         theirs = np.asarray([p for turn in turns for p in turn.logprobs], np.float32)
         gap = mean_gap(ours, theirs)
-        single = module.policy.dtype is torch.float32
+        single = module.policy.dtype is torch.float32 and trainer.precision == "32-true"
         limit = self.max_gap or (_MAX_GAP if single else _MAX_GAP_LOW_PRECISION)
         module.log_step({"weights/probe_gap": gap, "weights/alarm": float(not gap <= limit)})
         if not gap <= limit:

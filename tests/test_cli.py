@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from omegaconf import OmegaConf
 
-from reframe_vl import lightning_cli, runs
+from reframe_vl import evaluating, lightning_cli, runs
 from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.command import Command, hydra_job, split
 from reframe_vl.data.datamodule import SampleDataModule
@@ -298,3 +299,14 @@ def test_validate_and_test_measure_a_checkpoint_beside_its_base(cli, small, trai
     report = yaml.safe_load((run / "results.json").read_text())
     assert report["items"] == 4 and report["base"] is None
     assert played(report) == {"tools", "no_tools"}
+
+
+def test_a_base_is_measured_in_the_precision_of_the_checkpoint(cli, small, tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(evaluating, "evaluate", lambda *given: measured.extend(given[1:3]))
+    half = ["+model.dtype=bfloat16", "trainer.precision=bf16-mixed"]
+    path = next(value for value in small if value.startswith("model.path=")).partition("=")[2]
+    cli("test", *small, *half, f"paths.log_dir={tmp_path}", f"--ckpt_path={path}")
+    for policy in measured:
+        assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
+    assert len(measured) == 2

@@ -15,7 +15,7 @@ from reframe_vl.evaluating import load_checkpoint
 from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
-from reframe_vl.runs import IDENTITY, ConfigError, register_resolvers
+from reframe_vl.runs import IDENTITY, ConfigError, check, register_resolvers
 from reframe_vl.training import train
 from reframe_vl.types import CallStatus, Provenance
 
@@ -196,3 +196,10 @@ def test_weights_in_half_precision_keep_updates_that_are_smaller_than_their_roun
 def test_a_precision_that_rounds_updates_away_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="take bf16-mixed"):
         train(composed(tmp_path, "trainer.precision=bf16-true"))
+
+
+def test_precisions_go_by_lightnings_older_names_too(tmp_path):
+    check(composed(tmp_path, "+model.dtype=bfloat16", "trainer.precision=bf16"))
+    check(composed(tmp_path, "+model.dtype=float16", "trainer.precision=16"))
+    with pytest.raises(ConfigError, match="set trainer\\.precision=bf16-mixed"):
+        check(composed(tmp_path, "+model.dtype=bfloat16", "trainer.precision=16"))

@@ -160,6 +160,8 @@ class TrainingCLI(LightningCLI):
 
     def _measure(self, model: PolicyModule, checkpoint: Any, items: int | None) -> None:
         policy, base = model.components, None
+        # As it was loaded: the module has widened what it would train.
+        policy.model.narrow()
         if checkpoint is not None:
             with runs.readable_errors():
                 policy = evaluating.load_checkpoint(self.cfg, Path(checkpoint))

@@ -202,7 +202,9 @@ def check_beside(config: str | Path, overrides: Sequence[str]) -> None:
 
 
 def _check_precision(cfg: DictConfig) -> None:
-    precision, dtype = str(cfg.trainer.get("precision")), cfg.model.get("dtype", "float32")
+    given, dtype = str(cfg.trainer.get("precision")), cfg.model.get("dtype", "float32")
+    # Lightning's older names.
+    precision = {"bf16": "bf16-mixed", "16": "16-mixed"}.get(given, given)
     mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
     if precision in ("bf16-true", "16-true"):
         raise ConfigError(

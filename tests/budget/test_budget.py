@@ -61,7 +61,9 @@ def test_one_process_holds_weights_gradients_and_two_moments(large):
     terms = memory(large, SETTINGS)
     # What is trained is kept in single precision, and cast for a forward.
     assert terms["weights"] * GIB == large.parameters * 2 + large.trained * 2
-    assert terms["working copies"] * GIB == large.trained * 2
+    assert terms["working copies"] * GIB < 0.3 * large.trained * 2
+    whole = memory(large, replace(SETTINGS, recomputes=False))
+    assert whole["working copies"] * GIB == large.trained * 2
     assert terms["gradients"] * GIB == large.trained * 4
     assert terms["optimiser"] * GIB == large.trained * 8
 

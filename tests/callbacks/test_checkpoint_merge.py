@@ -86,6 +86,23 @@ def test_f03_without_others_the_policy_is_written_with_its_adapters_merged(folde
         assert torch.equal(tensor, exact[name]), name
 
 
+@pytest.mark.parametrize("lora", [None, LoRASettings(rank=4)])
+def test_what_was_trained_is_merged_before_it_is_rounded(folders, lora, tmp_path):
+    base, _ = folders
+    module = module_of(base, lora)
+    with torch.no_grad():
+        for parameter in module.policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1e-6)
+    settings = MergeSettings(dtype="float32")
+    play(CheckpointMerge([], base, tmp_path / "merged", settings), module, FakeTrainer())
+    found = weights(tmp_path / "merged" / "step_000003")
+    module.policy.model.float()
+    exact = module.policy.model if lora is None else module.policy.model.merge_and_unload()
+    for name, tensor in exact.state_dict().items():
+        assert torch.equal(tensor, found[name]), name
+
+
 def test_an_early_end_is_merged_and_a_stop_by_a_signal_is_not(folders, tmp_path):
     module = module_of(folders[0])
     stop = GracefulStop()

@@ -135,6 +135,14 @@ def test_d16_g01_weights_that_do_not_arrive_raise_an_alarm(tmp_path, engines, ca
     assert "rollouts are of another policy" in caplog.text
 
 
+def test_weights_in_single_precision_that_are_computed_with_in_half_raise_no_alarm(
+    tmp_path, engines
+):
+    logged, _ = run(tmp_path, "trainer.precision=bf16-mixed")
+    assert max(logged["weights/probe_gap"]) > 1e-3
+    assert logged["weights/alarm"] == [0.0, 0.0, 0.0]
+
+
 def test_an_engine_of_its_own_needs_somebody_to_keep_it_up_to_date(tmp_path, engines):
     with pytest.raises(RuntimeError, match="weight_sync"):
         run(tmp_path, "callbacks.weight_sync=null")

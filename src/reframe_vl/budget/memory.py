@@ -110,11 +110,15 @@ def _copies(shape: Shape, settings: Settings) -> float:
     """Of weights, for a forward.
 
     Spread ones are whole for a while: all outside of the layers, a layer and the next one. Others
-    are cast where they are wider than what is computed in.
+    are cast where they are wider than what is computed in, and kept for the backward pass; of
+    layers that are computed again one at a time.
     """
     if not _sharded(settings) or settings.ranks == 1:
-        cast = _trained_size(settings) > settings.bytes_per_number
-        return shape.trained * settings.bytes_per_number * cast
+        if _trained_size(settings) <= settings.bytes_per_number:
+            return 0.0
+        some = shape.outside_trained + shape.largest_layer
+        cast = min(shape.trained, some) if settings.recomputes else shape.trained
+        return cast * settings.bytes_per_number
     outside = shape.outside - (shape.vision if _frozen_tower(shape, settings) else 0)
     return (max(outside, 0) + 2 * shape.largest_layer) * settings.bytes_per_number
 

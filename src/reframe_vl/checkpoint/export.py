@@ -18,7 +18,7 @@ from reframe_vl.checkpoint.card import CARD
 from reframe_vl.checkpoint.folder import HEAD
 from reframe_vl.checkpoint.writing import written_whole
 from reframe_vl.policy.loading import Policy
-from reframe_vl.policy.sharding import full, pushed
+from reframe_vl.policy.sharding import full, gathered, pushed
 
 AdapterForm = Literal["merged", "separate"]
 
@@ -32,6 +32,7 @@ def export_policy(
     card: str | None = None,
     *,
     adapter: AdapterForm = "merged",
+    dtype: torch.dtype | None = None,
     writes: bool = True,
 ) -> None:
     """Writes weights, tokenizer, processor settings and chat template.
@@ -44,8 +45,9 @@ def export_policy(
         folder: Where to write.
         card: The model card, if there is to be one.
         adapter: ``merged``: the base with the adapters in its weights, computed in float32 and cast
-            to its dtype last, and beside it the adapter itself in the folder ``adapter``.
-            ``separate``: the adapter alone.
+            last, and beside it the adapter itself in the folder ``adapter``. ``separate``: the
+            adapter alone.
+        dtype: Of the weights; None is what the policy computes in.
         writes: Whether this rank writes.
 
     Raises:
@@ -58,8 +60,9 @@ def export_policy(
         raise ValueError(
             f"{policy.path} was trained without adapters: write it with adapter=merged."
         )
+    dtype = dtype or policy.model.dtype
     trained = _on_cpu(pushed(policy.model), writes) if adapted else {}
-    weights = {} if adapter == "separate" else _on_cpu(_plain_tensors(policy), writes)
+    weights = {} if adapter == "separate" else _on_cpu(_plain_tensors(policy, dtype), writes)
     if not writes:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +73,7 @@ def export_policy(
             peft: Any = model
             peft.save_pretrained(place, selected_adapters=[peft.active_adapter], state_dict=trained)
         if weights:
-            _empty_copy(policy).save_pretrained(part, state_dict=weights)
+            _empty_copy(policy, dtype).save_pretrained(part, state_dict=weights)
         policy.tokenizer.save_pretrained(part)
         for name in _PROCESSOR_FILES:
             source = Path(policy.path) / name
@@ -100,16 +103,16 @@ def _on_cpu(tensors: Iterator[tuple[str, Tensor]], kept: bool) -> dict[str, Tens
     return found
 
 
-def _plain_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+def _plain_tensors(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a model without adapters, which are merged in one layer at a time."""
     base: Any = policy.model.base
     tied = bool(base.config.tie_word_embeddings)
     model = policy.model.model
-    named = _merged(model) if isinstance(model, PeftModel) else pushed(policy.model)
+    named = _merged(model) if isinstance(model, PeftModel) else gathered(base)
     for name, tensor in named:
         # Gathered from ranks, a tied head is a tensor of its own.
         if not (tied and name == HEAD):
-            yield name, tensor
+            yield name, tensor.to(dtype)
 
 
 def _merged(peft: Any) -> Iterator[tuple[str, Tensor]]:
@@ -124,16 +127,16 @@ def _merged(peft: Any) -> Iterator[tuple[str, Tensor]]:
             layer: Any = layers[module]
             a, b = (full(side[adapter].weight).float() for side in (layer.lora_A, layer.lora_B))
             change = (b @ a) * layer.scaling[adapter]
-            tensor = (tensor.float() + change).to(tensor.dtype)
+            tensor = tensor.float() + change
         yield f"{module}.{kind}" if kind else name, tensor
 
 
-def _empty_copy(policy: Policy) -> Any:
+def _empty_copy(policy: Policy, dtype: torch.dtype) -> Any:
     """A model of the policy's kind without weights: it knows how files are named and split."""
     base: Any = policy.model.base
     config = copy.deepcopy(base.config)
     with torch.device("meta"):
         made = type(base)(config)
-    made.to(policy.model.dtype)
+    made.to(dtype)
     made.generation_config = base.generation_config
     return made

@@ -177,9 +177,10 @@ class VisionLanguageModel(nn.Module):
 
     def _own_precision(self) -> AbstractContextManager[object]:
         """Mixed precision where parameters are wider than what the model computes in."""
-        if all(parameter.dtype is self.dtype for parameter in self.parameters()):
+        if all(p.dtype.itemsize <= self.dtype.itemsize for p in self.parameters()):
             return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        # Each weight is rounded once for all forwards within, whatever is around them.
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=True)
 
     def widen_trained(self) -> None:
         """Keeps what is trained in single precision.

@@ -104,12 +104,10 @@ class TowerName:
                 digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
             self._versions, self._name = versions, digest.hexdigest()
         device = parameters[0].device
-        precision = (
-            torch.get_autocast_dtype(device.type)
-            if torch.is_autocast_enabled(device.type)
-            else parameters[0].dtype
-        )
-        return f"{self._name} {precision}"
+        if torch.is_autocast_enabled(device.type):
+            # Some kernels run in single precision there, whatever the weights are in.
+            return f"{self._name} mixed {torch.get_autocast_dtype(device.type)}"
+        return f"{self._name} {parameters[0].dtype}"
 
 
 def _size(layers: Layers) -> int:

@@ -86,7 +86,7 @@ class HFEngine:
         model: The policy itself.
         max_batch_size: Rollouts that decode together.
         max_prefill_tokens: Prompt tokens of one forward (a longer prompt goes alone).
-        precision: Entered around every forward, for mixed precision.
+        precision: Entered around every wave, for mixed precision.
     """
 
     def __init__(
@@ -157,7 +157,8 @@ class HFEngine:
         by_sampling: dict[Sampling, list[_Request]] = {}
         for request in requests:
             by_sampling.setdefault(request.sampling, []).append(request)
-        with self.model.inference(), self.precision():
+        # The model's own is the inner one: it rounds a weight once a wave, not for every token.
+        with self.precision(), self.model.inference():
             for sampling, group in by_sampling.items():
                 for start in range(0, len(group), self.max_batch_size):
                     rows = self._prefill(group[start : start + self.max_batch_size])
