@@ -26,6 +26,9 @@ from reframe_vl.types import RGB
 _AGAIN = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 """Statuses that pass: too many requests, a server that starts or is overloaded."""
 
+_MOST_BYTES = 2**26
+"""Of an answer: what is longer than any completion is not read to its end."""
+
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What reading something else than a completion raises; the last by JSON of great depth."""
 
@@ -112,6 +115,18 @@ def _check_setting(place: str, name: str, value: object) -> None:
         raise ValueError(f"{place} is {value!r}: give {wanted}.")
 
 
+@dataclass(frozen=True)
+class _Response:
+    status: int
+    retry_after: str | None
+    content: bytes
+
+    @property
+    def beginning(self) -> str:
+        """For a message."""
+        return self.content[:200].decode(errors="replace")
+
+
 class ChatEndpoint:
     """Asks an endpoint.
 
@@ -161,7 +176,7 @@ class ChatEndpoint:
         for tried in range(1, self.settings.max_tries + 1):
             asked_wait = None
             try:
-                response = client.post(self._url, json=body)
+                response = self._post(client, body)
             except httpx2.RequestError as error:
                 timed_out = isinstance(error, httpx2.TimeoutException)
                 failure = (
@@ -169,18 +184,35 @@ class ChatEndpoint:
                     f"{self._url}: {type(error).__name__}: {error}. Is the endpoint up?",
                 )
             else:
-                if response.status_code == 200:
+                if response.status == 200:
                     return self._read(response, tried)
                 failure = (
-                    f"http_{response.status_code}",
-                    f"{self._url} answered {response.status_code}: {response.text[:200]}",
+                    f"http_{response.status}",
+                    f"{self._url} answered {response.status}: {response.beginning}",
                 )
-                if response.status_code not in _AGAIN:
+                if response.status not in _AGAIN:
                     return Reply(None, failure, tried)
-                asked_wait = response.headers.get("Retry-After")
+                asked_wait = response.retry_after
             if tried < self.settings.max_tries:
                 self._sleep(self._wait(tried, asked_wait))
         return Reply(None, failure, self.settings.max_tries)
+
+    def _post(self, client: httpx2.Client, body: dict[str, Any]) -> _Response:
+        """One try. The client's own limit is for each read: bytes that drip would hold it for ever.
+
+        Raises:
+            httpx2.RequestError: No whole answer came, or none in time.
+        """
+        end = time.monotonic() + self.settings.timeout_s
+        content = bytearray()
+        with client.stream("POST", self._url, json=body) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if time.monotonic() > end:
+                    raise httpx2.ReadTimeout(f"no whole answer in {self.settings.timeout_s:g} s")
+                if len(content) > _MOST_BYTES:
+                    break
+        return _Response(response.status_code, response.headers.get("Retry-After"), bytes(content))
 
     def _wait(self, tried: int, asked: str | None) -> float:
         wait = self.settings.backoff_s * 2 ** (tried - 1) * random.uniform(0.5, 1.0)
@@ -188,16 +220,16 @@ class ChatEndpoint:
             wait = max(wait, float(asked))
         return min(wait, self.settings.longest_wait_s)
 
-    def _read(self, response: httpx2.Response, tried: int) -> Reply:
+    def _read(self, response: _Response, tried: int) -> Reply:
         try:
-            body = response.json()
+            body = json.loads(response.content)
             choice = body["choices"][0]
             text = choice["message"].get("content") or ""
             finish = str(choice.get("finish_reason") or "stop")
             if not isinstance(text, str):
                 raise TypeError("the content is no text")
         except _MALFORMED as error:
-            message = f"no chat completion: {response.text[:200]} ({error})"
+            message = f"no chat completion: {response.beginning} ({error})"
             return Reply(None, ("malformed", message), tried)
         tokens_in, tokens_out = (
             _count(body.get("usage"), name) for name in ("prompt_tokens", "completion_tokens")

@@ -28,6 +28,8 @@ class ChatServer:
 
     def __init__(self, behaviour: Behaviour = echo) -> None:
         self.behaviour = behaviour
+        self.drip_s = 0.0
+        """Waited after each byte of an answer."""
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.at_once = self.most_at_once = 0
@@ -58,7 +60,12 @@ class ChatServer:
                         self.send_header(name, value)
                     self.send_header("Content-Length", str(len(text.encode())))
                     self.end_headers()
-                    self.wfile.write(text.encode())
+                    if outer.drip_s:
+                        for byte in text.encode():
+                            self.wfile.write(bytes([byte]))
+                            time.sleep(outer.drip_s)
+                    else:
+                        self.wfile.write(text.encode())
                 except (BrokenPipeError, ConnectionResetError):
                     pass
                 finally:

@@ -194,3 +194,13 @@ def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(monkeypatc
     assert "secret" not in str(refused.value)
     monkeypatch.setenv("A_KEY", "secret\n")
     assert EndpointSettings.of(place, "here").api_key == "secret"
+
+
+def test_an_answer_that_drips_is_given_up_after_a_trys_time() -> None:
+    with ChatServer() as server:
+        server.drip_s = 0.05
+        asker = Asker(verifier(server, timeout_s=0.3, max_tries=2))
+        [reply] = asker.ask(queries(1))
+    assert reply.failure is not None and reply.failure[0] == "timeout"
+    assert "no whole answer in 0.3 s" in reply.failure[1]
+    assert len(server.bodies) == 2
