@@ -54,8 +54,7 @@ def shard(
     """
     frozen = not any(p.requires_grad for p in model.visual.parameters())
     kept = set(model.visual.parameters()) if frozen else set()
-    half = {model.dtype, compute_dtype} - {torch.float32, None}
-    policy = MixedPrecisionPolicy(compute_dtype, torch.float32 if half else None)
+    policy = MixedPrecisionPolicy(compute_dtype, torch.float32)
     blocks = list(model.language_model.layers)  # type: ignore[arg-type]
     if not frozen:
         blocks += list(model.visual.blocks)  # type: ignore[arg-type]
