@@ -78,7 +78,13 @@ def summarise(measurements: Measurements) -> dict[str, Any]:
             for modality in (MEAN, *MODALITIES)
         }
         at_area = {name: measurements.contrast([(1.0, method, name)], at=AREA) for name in MAIN}
-        kept = {name: _share_kept(measurements, method, name) for name in ("accuracy", "tool_gain")}
+        kept = {
+            modality: {
+                name: _share_kept(measurements, method, name, modality)
+                for name in ("accuracy", "tool_gain")
+            }
+            for modality in (MEAN, *MODALITIES)
+        }
         summary[method] = {
             **levels[MEAN],
             **{modality: levels[modality] for modality in MODALITIES},
@@ -117,9 +123,12 @@ def _has(measurements: Measurements, parts: list[Part]) -> bool:
     return measurements.contrast([(w, m, "accuracy") for w, m, _ in parts]) is not None
 
 
-def _share_kept(measurements: Measurements, method: str, name: str) -> float | None:
+def _share_kept(measurements: Measurements, method: str, name: str, modality: str) -> float | None:
     """What a method keeps of the specialists' gain over the frozen bases, as means have it."""
-    gains = [measurements.contrast(difference(of, BASE, name)) for of in (method, "specialists")]
+    gains = [
+        measurements.contrast(difference(of, BASE, name), modality)
+        for of in (method, "specialists")
+    ]
     own, theirs = (gain and gain["value"] for gain in gains)
     return own / theirs if own is not None and theirs else None
 
@@ -241,7 +250,7 @@ def _level_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"method": method}
         | {name: _text(summary[method][name]) for name in MAIN}
-        | {"share kept": summary[method]["share_kept"]["accuracy"]}
+        | {"share kept": summary[method]["share_kept"][MEAN]["accuracy"]}
         for method in _methods(summary)
     ]
 
@@ -250,6 +259,7 @@ def _world_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"method": method, "world": modality}
         | {name: _text(summary[method][modality][name]) for name in KEYS}
+        | {"share kept": summary[method]["share_kept"][modality]["accuracy"]}
         for method in _methods(summary)
         for modality in MODALITIES
     ]

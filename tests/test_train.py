@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reframe_vl.evaluating import load_checkpoint
+from reframe_vl.evaluating import evaluate_checkpoint, load_checkpoint
 from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.score import score
 from reframe_vl.rollout.store import RolloutStore
@@ -126,6 +126,27 @@ def test_checkpoints_of_all_three_kinds_load_as_the_same_policy(finished):
         assert torch.equal(parameter, weights[2][name]), name
     with pytest.raises(FileNotFoundError, match="run directory"):
         load_checkpoint(cfg, run / "nothing")
+
+
+@pytest.mark.parametrize(("data", "warns"), [("mini_video", True), ("mini_image", False)])
+def test_a_run_that_is_evaluated_on_other_data_than_it_was_trained_on_is_named(
+    finished, tmp_path, caplog, data, warns
+):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose(
+            "eval",
+            [
+                f"ckpt={finished[0]}",
+                f"paths.run_dir={tmp_path}",
+                f"data={data}",
+                "data.evaluation_size=2",
+                "evaluation.arms=[tools]",
+                "evaluation.base=false",
+                "num_threads=1",
+            ],
+        )
+    evaluate_checkpoint(cfg)
+    assert ("was trained on reframe_vl.mini.source.mini_image_data and" in caplog.text) == warns
 
 
 def distillation(run, *overrides):

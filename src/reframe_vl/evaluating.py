@@ -92,6 +92,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> dict[str, Any]:
         out.parent.mkdir(parents=True, exist_ok=True)
     if cfg.benchmarks:
         return evaluate_on_benchmarks(cfg, out)
+    _warn_of_other_data(cfg)
     with runs.readable_errors():
         policy = load_checkpoint(cfg, Path(cfg.ckpt))
         base = instantiate(cfg.model) if cfg.evaluation.base else None
@@ -123,12 +124,34 @@ def evaluate_on_benchmarks(cfg: DictConfig, out: Path) -> dict[str, Any]:
             _write(report, out)
     finally:
         close_tools(tools)
-    ckpt = Path(cfg.ckpt).absolute()
-    trained = [folder for folder in (ckpt, *ckpt.parents[:2]) if (folder / runs.IDENTITY).is_file()]
-    write_report(report, out.parent, reward_curves(trained[0]) if trained else {})
+    run_of = _run_of(Path(cfg.ckpt))
+    write_report(report, out.parent, reward_curves(run_of) if run_of else {})
     Console().print(benchmark_results.table(report))
     logger.info("Wrote %s and report.md, report.png beside it.", out)
     return report
+
+
+def _run_of(ckpt: Path) -> Path | None:
+    """The directory of the run that a checkpoint is from, where that is known."""
+    ckpt = ckpt.absolute()
+    folders = (ckpt, *ckpt.parents[:2])
+    return next((folder for folder in folders if (folder / runs.IDENTITY).is_file()), None)
+
+
+def _warn_of_other_data(cfg: DictConfig) -> None:
+    """The data are those of this command: a video specialist is easily measured on images."""
+    run = _run_of(Path(cfg.ckpt))
+    file = run and run / "config.yaml"
+    if file is None or not file.is_file():
+        return
+    trained = OmegaConf.select(OmegaConf.load(file), "data._target_")
+    if trained and trained != cfg.data.get("_target_"):
+        logger.warning(
+            "%s was trained on %s and is evaluated on %s: give the data= that it was trained on.",
+            run,
+            trained,
+            cfg.data.get("_target_"),
+        )
 
 
 def _loading(model: DictConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint_folders import base_folder
-from reframe_vl.budget.__main__ import main
+from reframe_vl.budget.__main__ import _composed, _settings, main
 from reframe_vl.budget.memory import STRATEGIES, Settings, memory, together
 from reframe_vl.budget.shape import shape_of
 from reframe_vl.budget.speed import DEVICES, Step, seconds
@@ -100,3 +100,19 @@ def test_it_takes_the_overrides_of_training(capsys, monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="stepz"):
         main(["stepz=3"])
     assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "teachers"),
+    [
+        ([], 2),
+        (["algorithm.teachers.offload=true"], 0),
+        (["algorithm.teachers.hosting=adapters"], 1),
+        (["algorithm.teachers.hosting=adapters", "model.lora={rank:8}"], 0),
+        (["teachers.spatial=http://a:1", "teachers.temporal=http://b:1"], 0),
+        (["teachers.spatial=http://a:1"], 1),
+    ],
+)
+def test_teachers_count_as_the_models_that_a_rank_holds_for_them(overrides, teachers):
+    cfg, strategy = _composed(["experiment=ogmopd", "teachers.temporal=t", *overrides])
+    assert _settings(cfg, strategy, DEVICES["h100"]).teachers == teachers

@@ -24,8 +24,9 @@ class ScriptedServer:
     unknown = ()
     shift = 0
 
-    def __init__(self, url, start_timeout_s=0.0):
+    def __init__(self, url, start_timeout_s=0.0, min_length=None):
         assert url == URL
+        self.needed.append(min_length)
 
     async def start(self):
         pass
@@ -52,7 +53,8 @@ class ScriptedServer:
 @pytest.fixture
 def server(monkeypatch):
     """The scripted server's class, for each test anew."""
-    kind = type("Server", (ScriptedServer,), {"calls": [], "model": tiny_model("qwen3_vl")})
+    own = {"calls": [], "needed": [], "model": tiny_model("qwen3_vl")}
+    kind = type("Server", (ScriptedServer,), own)
     monkeypatch.setattr(vllm_teacher, "ServerVLLM", kind)
     return kind
 
@@ -105,3 +107,9 @@ def test_urls_are_served_and_c19_their_tokens_must_be_the_students(server):
     server.shift = 1
     with pytest.raises(EngineError, match="one tokenizer"):
         ServedTeachers({"spatial": URL}, {"image": "spatial"}).load(student)
+
+
+def test_a_server_has_to_take_the_longest_context_and_the_token_that_scoring_asks_for(server):
+    student = Policy(server.model, tokenizer(), codec_for("qwen3_vl"), "tiny")
+    ServedTeachers({"spatial": URL}, {"image": "spatial"}, context_tokens=512).check(student)
+    assert server.needed == [513]

@@ -91,9 +91,6 @@ def _settings(cfg: DictConfig, strategy: str, device: Device) -> Settings:
     algorithm: Any = cfg.algorithm
     own_engine = "vllm" in str(cfg.rollout.engine.get("_target_", "")).lower()
     colocated = own_engine and not cfg.rollout.engine.get("url")
-    teachers = algorithm.get("teachers")
-    kept = len(set((teachers.get("routes") or {}).values())) if teachers else 0
-    whole_teachers = kept if teachers and not teachers.get("offload") else 0
     adapted = bool(cfg.model.get("lora"))
     sequences = -(-cfg.prompts_per_step // ranks) * cfg.rollouts_per_prompt
     return Settings(
@@ -105,12 +102,24 @@ def _settings(cfg: DictConfig, strategy: str, device: Device) -> Settings:
         logits_chunk=4096,
         recomputes=bool(cfg.model.get("gradient_checkpointing", False)),
         reference=not adapted and bool(algorithm.get("settings", {}).get("kl_coef", 0.0)),
-        teachers=whole_teachers,
+        teachers=_whole_teachers(algorithm.get("teachers"), adapted),
         sequences=0 if own_engine else min(sequences, 256),
         context_tokens=int(cfg.limits.max_context_tokens),
         engine_share=float(cfg.vllm.get("gpu_memory_utilization", 0.0)) if colocated else 0.0,
         device_gib=device.gib,
     )
+
+
+def _whole_teachers(teachers: Any, adapted: bool) -> int:
+    """Models that teachers add to a rank: a server's none, adapters one base that they share."""
+    if not teachers or teachers.get("offload"):
+        return 0
+    paths = teachers.get("paths") or {}
+    names = set((teachers.get("routes") or {}).values())
+    held = [n for n in names if not str(paths.get(n)).startswith(("http://", "https://"))]
+    if teachers.get("hosting") == "adapters":
+        return 0 if adapted or not held else 1
+    return len(held)
 
 
 def _whole(devices: Any) -> int:

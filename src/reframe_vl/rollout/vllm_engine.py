@@ -192,8 +192,8 @@ class VLLMEngine:
             free = shutil.disk_usage(self._folder).free / 2**30
             raise EngineError(
                 f"The weights cannot be written to {folder} ({error}); {free:.2f} GiB are free "
-                "there. Make room for one copy of them (Docker gives /dev/shm 64 MB: --shm-size), "
-                "or set rollout.engine.weights_folder to a folder that has it."
+                "there. Make room for one copy of them for each rank (Docker gives /dev/shm 64 MB: "
+                "--shm-size), or set rollout.engine.weights_folder to a folder that has it."
             ) from error
         self._written = folder
         self._served = vllm_weights.adapter_folder(folder) if adapter else folder

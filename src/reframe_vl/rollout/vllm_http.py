@@ -175,8 +175,8 @@ class ServerVLLM:
         if (length := served.get("max_model_len")) is not None and length < needed:
             raise EngineError(
                 f"The server at {self.url} serves contexts of up to {length} tokens, and rollouts "
-                f"may have {needed} (limits.max_context_tokens): start it with "
-                f"--max-model-len {needed}."
+                f"may have {needed} (limits.max_context_tokens; a teacher needs one more): start "
+                f"it with --max-model-len {needed}."
             )
 
     async def is_up(self, otherwise: bool = False) -> bool:

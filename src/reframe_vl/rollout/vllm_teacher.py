@@ -97,19 +97,27 @@ class ServedTeacher(Teacher):
         return np.asarray(values, np.float32)
 
 
+@dataclass
 class ServedTeachers(Teachers):
-    """Teachers of which some are URLs: those are asked, the others loaded."""
+    """Teachers of which some are URLs: those are asked, the others loaded.
+
+    Attributes:
+        context_tokens: That a context to score may have; None does not look at what servers take.
+    """
+
+    context_tokens: int | None = None
 
     def check(self, student: Policy, domains: Collection[str] = ()) -> None:
         """Connects to the served ones that are routed to, and looks at the others' folders.
 
         Raises:
-            EngineError: A server does not answer, or reads text in another way than the student.
+            EngineError: A server does not answer, takes shorter contexts than there may be, or
+                reads text in another way than the student.
         """
         for name in self.routed:
             path = str(self.paths[name])
             if name not in self._teachers and path.startswith(("http://", "https://")):
-                asyncio.run(_check_tokens(student, path, name))
+                asyncio.run(_check_tokens(student, path, name, self.context_tokens))
                 self.add(name, ServedTeacher(path, student.model))
         super().check(student, domains)
 
@@ -120,12 +128,13 @@ class ServedTeachers(Teachers):
         return super().heads_stay and not served
 
 
-async def _check_tokens(student: Policy, url: str, name: str) -> None:
+async def _check_tokens(student: Policy, url: str, name: str, context_tokens: int | None) -> None:
     """Token ids must mean the same to both: compared on the control tokens and on some text."""
     controls = sorted(student.tokenizer.get_added_vocab())
     text = "".join(controls) + "".join(map(chr, range(32, 127))) + " Größe, 图像, 12345"
     mine = student.tokenizer(text, add_special_tokens=False)["input_ids"]
-    server = ServerVLLM(url)
+    # vLLM has no request that asks for no token: to score takes one more than the context has.
+    server = ServerVLLM(url, min_length=context_tokens and context_tokens + 1)
     await server.start()
     try:
         theirs = await server.tokenize(text)
