@@ -171,3 +171,15 @@ def test_a_wrong_override_gets_a_sentence_with_the_remedy(random_model, tmp_path
     assert result.returncode != 0
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_finished_run_goes_on_where_more_steps_are_asked_for(random_model, tmp_path):
+    more = ("run_name=a", "resume=auto", "evaluate=true", "evaluation.base=false")
+    more += ("evaluation.arms=[tools]", "data.evaluation_size=4", "evaluation.every=0")
+    for steps in (1, 2):
+        result = launch(random_model, tmp_path, *more, f"steps={steps}")
+        assert result.returncode == 0, result.stderr
+        run = the_run(tmp_path)
+        assert (run / "results.json").is_file()
+        assert len(list((run / "rollouts").glob("*.jsonl"))) == steps
+    assert "Going on from" in result.stdout + result.stderr

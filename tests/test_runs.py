@@ -40,6 +40,37 @@ def test_a_run_goes_on_only_with_the_settings_it_was_started_with(tmp_path):
     assert OmegaConf.load(run / "config.yaml").steps == 9
 
 
+def test_what_the_gate_and_the_ground_drop_do_is_part_of_what_a_run_is(tmp_path):
+    callbacks = {
+        "gate": {"threshold": {"value": 0.5}},
+        "ground_drop": None,
+        "progress": {"every": 1},
+    }
+    run = started(tmp_path, callbacks=callbacks)
+    runs.begin(config(run, resume="auto", callbacks=callbacks | {"progress": None}), run)
+    with pytest.raises(runs.ConfigError, match=r"callbacks\.gate\.threshold\.value: was 0\.5"):
+        runs.begin(config(run, resume="auto", callbacks=callbacks | {"gate": None}), run)
+
+
+def test_a_server_may_have_moved_when_a_run_goes_on(tmp_path):
+    run = started(tmp_path, teachers={"spatial": "http://node7:8000"})
+    runs.begin(config(run, resume="auto", teachers={"spatial": "http://node9:8001"}), run)
+    with pytest.raises(
+        runs.ConfigError, match=r"teachers\.spatial: was http://node7:8000, is logs"
+    ):
+        runs.begin(config(run, resume="auto", teachers={"spatial": "logs/a"}), run)
+
+
+def test_a_run_that_was_finished_with_fewer_steps_is_not_finished(tmp_path):
+    run = started(tmp_path, steps=20)
+    (run / runs.RESULTS).write_text("{}")
+    assert runs.read_results(run) == runs.read_results(run, 20) == {}
+    assert runs.read_results(run, 240) is None
+    # Once it goes on, it has no results until it is finished again.
+    runs.claim(config(run, steps=240), run)
+    assert not (run / runs.RESULTS).exists()
+
+
 def test_auto_finds_the_newest_run_of_the_same_overrides_in_any_order(tmp_path):
     overrides = ["seed=1", "lr=1e-3"]
     started(tmp_path, "2026-01-01", overrides)

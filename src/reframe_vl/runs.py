@@ -50,6 +50,9 @@ _FREE_ON_RESUME = frozenset(
 """Settings that may change when a run goes on; what callbacks and trainer hold of the others is
 compared where it is first named."""
 
+_METHOD_CALLBACKS = ("gate", "ground_drop")
+"""Callbacks whose settings are part of the method, so they may not change."""
+
 _NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
     "steps": (int, 1),
     "seed": (int, 0),
@@ -272,6 +275,8 @@ def begin(cfg: DictConfig, run: Path) -> None:
         f"{name}: was {theirs.get(name)}, is {own.get(name)}"
         for name in sorted(theirs.keys() | own.keys())
         if theirs.get(name) != own.get(name)
+        # A server may be started again on another machine.
+        and not (_is_url(theirs.get(name)) and _is_url(own.get(name)))
     ]
     if changed:
         raise ConfigError(
@@ -286,6 +291,9 @@ def claim(cfg: DictConfig, run: Path) -> None:
     path = run / IDENTITY
     if not is_first_rank():
         return
+    # Those of fewer steps, where it goes on: it is finished when it has new ones. Before the
+    # settings, which other ranks read first.
+    (run / RESULTS).unlink(missing_ok=True)
     # Other commands read those of all runs.
     write_whole(run / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     if not path.is_file():
@@ -298,6 +306,8 @@ def claim(cfg: DictConfig, run: Path) -> None:
 def _settings(cfg: DictConfig) -> dict[str, Any]:
     """What must not change when a run goes on, as JSON holds it."""
     chosen = {str(name): value for name, value in cfg.items() if name not in _FREE_ON_RESUME}
+    if callbacks := cfg.get("callbacks"):
+        chosen["callbacks"] = {name: callbacks.get(name) for name in _METHOD_CALLBACKS}
     plain = OmegaConf.to_container(OmegaConf.create(chosen))
     settings: dict[str, Any] = json.loads(json.dumps(plain))
     return settings
@@ -315,8 +325,17 @@ def latest_checkpoint(run: Path) -> Path | None:
     return None
 
 
-def read_results(run: Path) -> dict[str, Any] | None:
-    """The results of a finished run; None where there are none, or they were cut short."""
+def read_results(run: Path, steps: int = 0) -> dict[str, Any] | None:
+    """The results of a finished run.
+
+    Args:
+        run: Its directory.
+        steps: That it must have had; 0 takes any.
+
+    Returns:
+        None where there are none, they were cut short, or they are of fewer steps.
+    """
+    done = _steps(run)
     path = run / RESULTS
     if not path.is_file():
         return None
@@ -325,7 +344,16 @@ def read_results(run: Path) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         logger.warning("%s is not readable: the run is evaluated again.", path)
         return None
+    if done is not None and done < steps:
+        logger.info("The run was finished with steps=%d: it goes on to %d.", done, steps)
+        return None
     return results
+
+
+def _steps(run: Path) -> int | None:
+    """The steps that a run was last started with."""
+    file = run / "config.yaml"
+    return OmegaConf.select(OmegaConf.load(file), "steps") if file.is_file() else None
 
 
 @contextmanager
@@ -405,6 +433,10 @@ def _summary(overrides: list[str]) -> list[str]:
     if len(text) > 60:
         text = f"{text[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return [text]
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def _flat(node: Any, path: str = "") -> dict[str, Any]:

@@ -83,7 +83,7 @@ def open_run(cfg: DictConfig) -> Iterator[OpenRun]:
         with runs.readable_errors():
             runs.begin(cfg, folder)
             logger.info("Run: %s", folder)
-            finished = runs.read_results(folder) if cfg.resume else None
+            finished = runs.read_results(folder, cfg.steps) if cfg.resume else None
             if finished is not None:
                 logger.info("This run is finished: %s", folder / runs.RESULTS)
             checkpoint = None if finished else _checkpoint(cfg, folder)
