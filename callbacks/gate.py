@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.rollout import RolloutCallback, find_callback
 from reframe_vl.rollout.gate import Gate
 
@@ -43,6 +44,8 @@ class GateCallback(Callback):
         """Hands the gate to the rollouts, which ask for it when they are generated."""
         if stage == "fit":
             find_callback(trainer, RolloutCallback, type(self).__name__).gate = self._at
+            if isinstance(pl_module, PolicyModule):
+                pl_module.loader.gate = True
 
     def _at(self, progress: float) -> Gate:
         return Gate(

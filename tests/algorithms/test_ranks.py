@@ -37,3 +37,9 @@ def test_what_is_no_number_on_one_rank_is_not_hidden(ranks, values):
 def test_the_largest_of_all_ranks_is_taken(ranks):
     ranks({"gap_max": 1.0}, {"gap_max": 3.0})
     assert over_ranks({}, sum) == {"gap_max": 3.0}
+
+
+def test_refusals_of_a_kind_that_a_rank_had_none_of_are_none_there(ranks):
+    ranks({"rollouts/refused/not_json": 0.5, "val/accuracy": 0.5}, {})
+    found = over_ranks({}, statistics.fmean)
+    assert found == {"rollouts/refused/not_json": 0.25, "val/accuracy": 0.5}

@@ -41,6 +41,11 @@ UNUSABLE = [
     (video("gone.mp4"), "media_missing", r"media\.path: .*gone\.mp4.*Check the media"),
     (video("a.mp4", [[1.0, 3.0], [2.5, 3.0]]), "segment_outside", r"segments\.1: .*Correct it"),
     (video("a.mp4", frames=[3, 4]), "evidence_off_grid", r"evidence\.segments\.0: .*has 4"),
+    (
+        {"evidence": {"version": EVIDENCE_VERSION, "segments": [[0, 1]]}},
+        "evidence_off_grid",
+        r"evidence\.segments: .*an image is its boxes",
+    ),
     ({"evidence": None}, "evidence_missing", r"evidence: .*build_data"),
     ({"evidence": {"version": "0"}}, "evidence_version", r"evidence\.version: .*build_data"),
 ]

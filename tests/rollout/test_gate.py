@@ -13,6 +13,7 @@ from reframe_vl.rollout.collector import Plan
 from reframe_vl.rollout.encoding import Encoder
 from reframe_vl.rollout.episode import Budget
 from reframe_vl.rollout.gate import BELOW_THRESHOLD, Gate, GateWatch, Item
+from reframe_vl.rollout.statistics import statistics
 from reframe_vl.rollout.store import RolloutStore
 from reframe_vl.tools.base import Reason, Refusal, ToolRequest
 from reframe_vl.tools.crop_image import CropImage
@@ -304,3 +305,45 @@ def test_a_budget_that_is_no_whole_number_is_refused(budget):
     settings = SimpleNamespace(threshold=0.5, probability=1.0, budget=budget)
     with pytest.raises(ValueError, match="whole number of 0 or more"):
         Gate.__post_init__(settings)
+
+
+def test_a_branch_that_is_longer_than_a_context_may_be_is_left_out():
+    of, line = sample(), "Let me look. " * 20 + call(0, 0, 30, 30)
+    whole, _ = play(line, ANSWER, of=of, gate=Gate(repair=False))
+    size = len(whole.branches[0])
+    for room, kept in ((size, 1), (size - 1, 0)):
+        budget = Budget(max_context_tokens=room, tool_view_pixels=1024)
+        rollout, _ = play(line, ANSWER, of=of, gate=Gate(repair=False), budget=budget)
+        assert rollout.calls
+        assert len(rollout.branches) == kept
+
+
+def test_an_image_is_gated_by_its_boxes_whatever_else_its_evidence_holds():
+    of = sample()
+    odd = dataclasses.replace(of, evidence=Evidence(segments=((0, 1),)))
+    rollout, _ = play(FAR, ANSWER, of=odd)
+    assert [c.status for c in rollout.calls] == [CallStatus.OK]
+
+
+def test_numbers_of_a_gate_are_there_also_where_it_did_not_step_in():
+    stepped_in, _ = play(FAR, ANSWER)
+    stood, _ = play(canonical(sample())[0], ANSWER)
+    made = [RolloutGroup(sample(), [stepped_in, stood])]
+    numbers = statistics(made, gate=True)
+    assert (numbers["gated"], numbers["interventions"]) == (0.5, 0.5)
+    # The gate's own call is none of the policy's.
+    assert numbers["calls"] == numbers["call_rate"] == 0.5
+    of_none = statistics([RolloutGroup(sample(), [stood])], gate=True)
+    names = ("gated", "interventions", "injected_tokens")
+    assert [of_none[name] for name in names] == [0.0, 0.0, 0.0]
+    assert not set(names) & set(statistics(made))
+
+
+def test_a_turn_whose_canonical_call_had_no_room_says_nothing_of_how_turns_end():
+    of = sample()
+    whole, _ = play(FAR, ANSWER, of=of)
+    room = sum(len(span) for span in whole.contexts[0].spans[:3]) + 64 - 1
+    budget = Budget(max_context_tokens=room, tool_view_pixels=1024)
+    cut, _ = play(FAR, ANSWER, of=of, budget=budget)
+    assert cut.calls[-1].status is CallStatus.REPLACED
+    assert statistics([RolloutGroup(of, [cut])], gate=True)["ended_turns"] == 1.0

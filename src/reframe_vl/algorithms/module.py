@@ -272,8 +272,11 @@ class PolicyModule(LightningModule, ABC):
             base = name.removesuffix("_sum")
             if name in counts or name.endswith("_argmax"):
                 continue
-            if name.endswith("_max") or base == "loss":
+            if name.endswith("_max"):
                 means[base] = value
+            elif base == "loss":
+                # Each update's loss is a mean already.
+                means[base] = value / self.num_updates
             else:
                 # "kl_gap" is a mean over "kl_tokens" and "image/kl" one over "image/tokens".
                 of = max((n for n in counts if name.startswith(n[:-6])), key=len, default="")
@@ -352,12 +355,14 @@ def over_ranks(
 ) -> dict[str, Number]:
     """Combines the numbers of the ranks that have one; of names in ``_max`` the largest is taken.
 
-    What is no number is larger than any: it must not be hidden.
+    What is no number is larger than any: it must not be hidden. Refusals of a kind that a rank had
+    none of are 0 there.
     """
     ranks: list[Mapping[str, Number]] = _of_all_ranks(dict(values))
     result: dict[str, Number] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
-        found = [rank[name] for rank in ranks if name in rank]
+        counted = "/refused/" in name
+        found: list[Any] = [rank.get(name, 0.0) for rank in ranks if name in rank or counted]
         largest = max(found, key=lambda value: (math.isnan(value), float(value)))
         result[name] = largest if name.endswith("_max") else combine(found)
     return result

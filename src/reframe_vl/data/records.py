@@ -128,6 +128,11 @@ class Record(RecordPart):
                 "evidence_off_grid",
                 "evidence.boxes: the evidence of a video is its segments: make the record again.",
             )
+        if self.evidence is not None and self.evidence.segments and self.modality is Modality.IMAGE:
+            return (
+                "evidence_off_grid",
+                "evidence.segments: the evidence of an image is its boxes: make the record again.",
+            )
         count = len(self.media.timestamps_s)
         for number, segment in enumerate(self.evidence.segments if self.evidence else ()):
             if segment[-1] >= count:

@@ -260,8 +260,10 @@ class Episode:
         if before:
             kept, logprobs = turn.token_ids[:before], turn.logprobs[:before]
             spans.append(Span(Provenance.SAMPLED, kept, logprobs=logprobs, carried=True))
-        call = self._canonical_span(item.tool, item.arguments)
-        self._branches.append(Context([*spans, call]))
+        branch = Context([*spans, self._canonical_span(item.tool, item.arguments)])
+        # Nothing is sampled behind it, so it may be as long as any context.
+        if len(branch) <= self.environment.budget.max_context_tokens:
+            self._branches.append(branch)
 
     def _canonical_span(self, tool: Tool, arguments: dict[str, Any]) -> Span:
         text = self.environment.codec.render_call(tool.name, arguments)

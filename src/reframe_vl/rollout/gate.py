@@ -18,7 +18,7 @@ import numpy as np
 from reframe_vl.rewards.grounding import box_reward, frame_reward
 from reframe_vl.rollout.prompt import Prompt
 from reframe_vl.tools.base import Refusal, StatefulTool, Tool, ToolRequest
-from reframe_vl.types import Box, Evidence, Sample
+from reframe_vl.types import Box, Evidence, Modality, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +88,10 @@ def evidence_items(sample: Sample, prompt: Prompt, tools: Sequence[Tool]) -> lis
         except ValueError as error:
             logger.warning("Sample %s is not gated: %s", sample.id, error)
             return []
-        places: Sequence[Any] = evidence.boxes or evidence.segments
+        boxed = tool.modality is Modality.IMAGE
+        places: Sequence[Any] = evidence.boxes if boxed else evidence.segments
         items += [
-            Item(tool, call, box=place) if evidence.boxes else Item(tool, call, frames=tuple(place))
+            Item(tool, call, box=place) if boxed else Item(tool, call, frames=tuple(place))
             for call, place in zip(calls, places, strict=True)
         ]
     return items

@@ -34,19 +34,21 @@ class RolloutLoader:
         generate: Collects and scores the step's groups; set when the engine runs.
         prepare: Turns groups into ``num_batches`` micro-batches; the algorithm's.
         groups: Of the latest step, for whoever logs them.
+        gate: Whether the observation gate is at work, and its numbers are counted.
     """
 
     num_batches: int
     generate: Callable[[], list[RolloutGroup]] | None = None
     prepare: Callable[[list[RolloutGroup]], list[MicroBatch]] | None = None
     groups: list[RolloutGroup] = field(default_factory=list)
+    gate: bool = False
     _counted: list[RolloutGroup] | None = None
     _numbers: dict[str, float] = field(default_factory=dict)
 
     def statistics(self) -> dict[str, float]:
         """What the latest step's rollouts look like, in numbers; computed once for all who ask."""
         if self._counted is not self.groups:
-            self._counted, self._numbers = self.groups, statistics(self.groups)
+            self._counted, self._numbers = self.groups, statistics(self.groups, self.gate)
         return dict(self._numbers)
 
     def __len__(self) -> int:

@@ -20,8 +20,12 @@ _BY_DOMAIN = (
 )
 
 
-def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+def statistics(groups: Sequence[RolloutGroup], gate: bool = False) -> dict[str, float]:
     """Means over rollouts, shares over groups; only what occurred is present.
+
+    Args:
+        groups: Of a step.
+        gate: Whether there was one.
 
     Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``calls``
     (executed calls a rollout), ``call_rate`` (rollouts with a successful call), ``parse_rate``
@@ -31,17 +35,17 @@ def statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     ``dropped`` (rollouts that lost their original input), ``sampled_tokens``, ``visual_tokens``,
     ``turns``, ``coercions`` (calls whose arguments were converted), ``ended_turns`` (turns that
     ended by themselves, of those that the gate did not cut short), ``termination/…`` and
-    ``refused/…`` (shares of rollouts, and calls a rollout). Where the gate was at work: ``gated``
+    ``refused/…`` (shares of rollouts, and calls a rollout). With a gate: ``gated``
     (rollouts it stepped into), ``interventions`` and ``injected_tokens``. Where there are several
     domains, the most telling of these once more for each, as ``<domain>/…``. All of this is about
     the policy's own rollouts; of each auxiliary model's there are ``reward``, ``reward/answer``
     and ``not_scorable``, as ``auxiliary/<author>/…``.
     """
-    result = _numbers(groups)
+    result = _numbers(groups, gate)
     result |= _by_author(groups)
     domains = sorted({group.sample.domain for group in groups})
     for domain in domains if len(domains) > 1 else ():
-        own = _numbers([group for group in groups if group.sample.domain == domain])
+        own = _numbers([group for group in groups if group.sample.domain == domain], gate)
         result |= {f"{domain}/{name}": own[name] for name in _BY_DOMAIN if name in own}
     return result
 
@@ -64,7 +68,7 @@ def _by_author(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     return result
 
 
-def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+def _numbers(groups: Sequence[RolloutGroup], gate: bool) -> dict[str, float]:
     everyone = [r for group in groups for r in group.rollouts]
     # Recorded rollouts to learn from may be of others alone.
     rollouts = [r for r in everyone if not r.key.author] or everyone
@@ -81,7 +85,8 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     own_calls = [c for r in rollouts for c in r.calls if not c.by_gate]
     refused = [c for c in own_calls if c.status is CallStatus.REFUSED]
     result["calls"] = sum(c.status is CallStatus.OK for c in own_calls) / count
-    result["call_rate"] = sum(any(c.succeeded for c in r.calls) for r in rollouts) / count
+    called = [any(c.succeeded and not c.by_gate for c in r.calls) for r in rollouts]
+    result["call_rate"] = sum(called) / count
     invalid = len(refused) + sum(
         c.status is CallStatus.REPLACED and c.reason != BELOW_THRESHOLD for c in own_calls
     )
@@ -102,8 +107,7 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     spans = [s for r in rollouts for c in r.contexts for s in c.spans if s.trained]
     injected = [s for s in spans if s.provenance is Provenance.INJECTED]
     interventions = [sum(c.status is CallStatus.REPLACED for c in r.calls) for r in rollouts]
-    branches = sum(len(r.branches) for r in rollouts)
-    if injected or branches or any(interventions):
+    if gate:
         steps = [n + len(r.branches) for n, r in zip(interventions, rollouts, strict=True)]
         result["gated"] = sum(n > 0 for n in steps) / count
         result["interventions"] = sum(steps) / count
@@ -119,6 +123,8 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         if s.provenance is Provenance.SAMPLED
         and s.trained
         and (after is None or after.provenance is not Provenance.INJECTED)
+        # Nor does one whose canonical call had no room left.
+        and not (after is None and c is r.contexts[-1] and _ends_replaced(r))
     ]
     result["ended_turns"] = sum(turns) / len(turns) if turns else 1.0
     result["coercions"] = sum(c.coercions > 0 for c in own_calls) / count
@@ -127,6 +133,10 @@ def _numbers(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     reasons = Counter(c.reason for c in refused)
     result |= {f"refused/{reason}": number / count for reason, number in sorted(reasons.items())}
     return result
+
+
+def _ends_replaced(rollout: Rollout) -> bool:
+    return bool(rollout.calls) and rollout.calls[-1].status is CallStatus.REPLACED
 
 
 def _is_blank(view: View) -> bool:
