@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reframe_vl.algorithms.distillation import distillation_loss, divergence_loss, domain_metrics
-from reframe_vl.algorithms.self_check import check_distillation
+from reframe_vl.algorithms.self_check import check_distillation, check_divergence
 from reframe_vl.policy.divergence import reverse_kl
 from reframe_vl.types import Context, Provenance, Span
 
@@ -180,6 +180,9 @@ def test_domains_are_counted_apart():
     }
 
 
+INJECTED = Span(Provenance.INJECTED, (5,))
+
+
 def checked(provenance=Provenance.INJECTED, marks=(False, False, True)):
     context = Context(
         [
@@ -205,3 +208,28 @@ def test_the_self_check_passes_on_sound_tokens_and_fails_on_others():
         checked(provenance=Provenance.EXTERNAL)
     with pytest.raises(RuntimeError, match="do not match"):
         checked(marks=(True, False, True))
+
+
+def test_the_self_check_of_whole_distributions_looks_at_the_same():
+    context = Context([Span(Provenance.SAMPLED, (3,), logprobs=(-1.0,)), INJECTED])
+    logprobs_T, weights_T = torch.tensor([-1.0, -2.0]), torch.ones(2)
+
+    def check(kl, marks):
+        check_divergence([context], logprobs_T, torch.tensor(kl), torch.tensor(marks), weights_T)
+
+    check([0.5, 9.0], [False, True])
+    with pytest.raises(RuntimeError, match="do not match"):
+        check([0.5, 9.0], [True, False])
+    with pytest.raises(ValueError, match="A teacher gives"):
+        check([float("nan"), 9.0], [False, True])
+
+
+def test_the_self_check_bears_a_micro_batch_of_canonical_calls_alone():
+    inputs = {
+        "teacher_T": torch.zeros(1),
+        "sampler_T": torch.tensor([torch.nan]),
+        "injected_T": torch.tensor([True]),
+        "weights_T": torch.ones(1),
+        "advantages_T": torch.zeros(1),
+    }
+    check_distillation([Context([INJECTED])], torch.tensor([-1.0]), inputs, BAND)

@@ -1,8 +1,10 @@
 """Distillation's step as a whole, against per-token loops with transformers' own forward."""
 
+import itertools
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,11 +166,11 @@ def test_a_teacher_that_is_not_finite_is_named_before_any_update(form, self_chec
 
 
 def test_a_student_that_is_not_finite_is_not_blamed_on_the_program_or_a_teacher():
-    for settings, error, match in (
-        (DistillationSettings(), ValueError, "The student gives log-probs that are NaN"),
-        (DistillationSettings(self_check=False), FloatingPointError, "loss of step 0 is nan"),
-        (DistillationSettings(divergence="full"), FloatingPointError, "loss of step 0 is nan"),
-    ):
+    told = (ValueError, "The student gives log-probs that are NaN")
+    ended = (FloatingPointError, "loss of step 0 is nan")
+    for form, self_check in itertools.product(("sampled", "full"), (True, False)):
+        settings = DistillationSettings(divergence=form, self_check=self_check)
+        error, match = told if self_check else ended
         policy = tiny_policy()
         teachers = Teachers({"a": "x"}, {"image": "a", "video": "a"})
         teachers.add("a", FrozenModel(tiny_model("qwen3_vl", seed=1), policy.model))
@@ -197,3 +199,16 @@ def test_adapters_on_a_student_that_is_spread_over_ranks_teach_sampled_tokens_al
     module._trainer = SimpleNamespace(strategy=FSDP2(), world_size=2)
     with pytest.raises(ValueError, match="strategy=ddp"):
         module.setup("fit")
+
+
+def test_the_logged_loss_is_a_mean_over_a_steps_updates():
+    logged = []
+    for updates in (1, 2, 4):
+        policy = tiny_policy()
+        module = GDGRPO(
+            GRPOSettings(updates=updates), policy=policy, optimizer=partial(SGD, lr=0.0)
+        )
+        fit(module, fixed_groups(policy.model, sampling()), 1)
+        logged.append(float(module.trainer.callback_metrics["train/loss"]))
+    # Each update is a mean over its own share of the rollouts.
+    assert logged == pytest.approx([logged[0]] * 3, rel=0.3)

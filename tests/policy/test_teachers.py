@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 
 import numpy as np
@@ -238,3 +239,32 @@ def test_f13_an_adapter_that_fits_in_part_or_not_at_all_is_refused(
     student = load_policy(base_folder(0), lora=lora)
     with pytest.raises(ValueError, match=f"teacher {which} in {damaged} {words}"):
         Teachers(folders | {which: str(damaged)}, ROUTES, hosting="adapters").load(student)
+
+
+def test_a_teacher_in_single_precision_computes_in_it_inside_mixed_precision():
+    student, teacher = tiny_model("qwen3_vl"), tiny_model("qwen3_vl", seed=1)
+    given = contexts(student)
+    exact = FrozenModel(teacher, student).log_probs(given, sampling())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = FrozenModel(teacher, student).log_probs(given, sampling())
+    for mine, expected in zip(found, exact, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    ("paths", "settings", "words"),
+    [
+        ({"v1.5": "a", "v1_5": "b"}, {}, "v1.5 and v1_5 would be one adapter"),
+        ({"spatial": "a"}, {"dtype": "float32"}, "teachers.dtype=float32 is of whole models"),
+    ],
+)
+def test_settings_of_adapters_that_cannot_be_had_are_refused(paths, settings, words):
+    routes = {f"domain {name}": name for name in paths}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Teachers(paths, routes, hosting="adapters", **settings).check(load_student())
+
+
+def test_adapters_are_never_moved_so_their_heads_stay_with_offload_too():
+    routes = {"image": "spatial"}
+    assert Teachers({"spatial": "a"}, routes, hosting="adapters", offload=True).heads_stay
+    assert not Teachers({"spatial": "a"}, routes, offload=True).heads_stay

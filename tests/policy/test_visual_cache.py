@@ -116,3 +116,21 @@ def test_a_tower_with_adapters_is_not_cached():
     view = random_view(np.random.default_rng(0), model.view_maker)
     adapted.encode([view])
     assert adapted.visual_cache.misses == 0
+
+
+def test_a_tower_without_gradient_takes_no_more_at_once_than_a_forward_does(monkeypatch):
+    tower, rng = tiny_model("qwen3_vl"), np.random.default_rng(0)
+    views = [v for _ in range(5) for v in random_context(rng, tower.view_maker).views]
+    whole, taken = tower.encode(views), []
+    once = tower._run_tower_once
+    monkeypatch.setattr(tower, "_run_tower_once", lambda some: taken.append(some) or once(some))
+    most = max(view.num_tokens for view in views)
+    monkeypatch.setattr("reframe_vl.policy.model._TOWER_TOKENS", most)
+    with torch.no_grad():
+        pieces = tower.encode(views)
+    assert len(taken) > 1
+    assert all(sum(v.num_tokens for v in some) <= most for some in taken)
+    assert pieces.rows == whole.rows
+    torch.testing.assert_close(pieces.embeds, whole.embeds)
+    tower.encode(views)
+    assert len(taken[-1]) == len(whole.rows)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import Tensor
 
@@ -35,7 +35,7 @@ from reframe_vl.algorithms.distillation import (
 )
 from reframe_vl.algorithms.losses import Metrics
 from reframe_vl.algorithms.module import PolicyModule
-from reframe_vl.algorithms.self_check import check_distillation
+from reframe_vl.algorithms.self_check import check_distillation, check_divergence
 from reframe_vl.data.datamodule import SampleDataModule
 from reframe_vl.policy.divergence import teacher_divergence
 from reframe_vl.policy.score import States, predictive_states, score, token_scores
@@ -234,9 +234,9 @@ class OGMOPD(PolicyModule):
             check_distillation(contexts, scores.logprobs_T, inputs, settings.band)
             self._checked = True
         loss, metrics = distillation_loss(scores.logprobs_T, **inputs, band=settings.band)
-        metrics |= self._by_domain(
-            items, scores.logprobs_T, scores.logprobs_T - inputs["teacher_T"], sampler_T, injected_T
-        )
+        outside_T = outside_band(scores.logprobs_T, sampler_T, settings.band)
+        gap_T = scores.logprobs_T - inputs["teacher_T"]
+        metrics |= domain_metrics(gap_T, outside_T, injected_T, _of_tokens(items))
         if scores.entropy_T is not None:
             metrics["entropy_sum"] = scores.entropy_T[~injected_T].sum()
         self.report_outliers(batch, scores.logprobs_T, sampler_T)
@@ -247,10 +247,19 @@ class OGMOPD(PolicyModule):
         contexts = [item.context for item in items]
         states = predictive_states(self.policy, contexts, max_tokens=self.max_forward_tokens)
         kl_T = self._divergences(items, states, batch)
-        logprobs_T, _ = token_scores(self.policy, states.hidden_T, states.targets_T, batch.sampling)
+        logprobs_T, entropy_T = token_scores(
+            self.policy, states.hidden_T, states.targets_T, batch.sampling, entropy=True
+        )
         sampler_T, injected_T = self.flat(items, "sampler_logprobs"), self.flat(items, "injected")
-        loss, metrics = divergence_loss(kl_T, logprobs_T, injected_T, self.flat(items, "weights"))
-        metrics |= self._by_domain(items, logprobs_T, kl_T, sampler_T, injected_T)
+        weights_T = self.flat(items, "weights")
+        if not self._checked:
+            check_divergence(contexts, logprobs_T, kl_T, injected_T, weights_T)
+            self._checked = True
+        loss, metrics = divergence_loss(kl_T, logprobs_T, injected_T, weights_T)
+        # This form knows no band, and drops nothing.
+        dropped_T = torch.zeros_like(injected_T)
+        metrics |= domain_metrics(kl_T, dropped_T, injected_T, _of_tokens(items))
+        metrics["entropy_sum"] = entropy_T[~injected_T].sum()
         self.report_outliers(batch, logprobs_T, sampler_T)
         return loss, metrics
 
@@ -309,12 +318,14 @@ class OGMOPD(PolicyModule):
         for domain in self._domains(items):
             teacher = self.teachers.of(domain)
             _, taught = by_teacher.setdefault(id(teacher), (teacher, []))
-            taught += [item for item in items if item.domain == domain]
+            taught += [item for item in items if item.domain == domain and not item.injected.all()]
+        for item in items:
+            # Injected tokens have no teacher: where there are no others, nobody is asked.
+            item.teacher_logprobs = np.zeros(len(item.injected), np.float32)
         for teacher, taught in by_teacher.values():
             contexts = [item.context for item in taught]
             answers = teacher.log_probs(contexts, batches[0].sampling)
             for item, logprobs in zip(taught, answers, strict=True):
-                # Injected tokens have no teacher.
                 if not np.isfinite(logprobs[~item.injected]).all():
                     raise self._not_finite(item.domain)
                 item.teacher_logprobs = logprobs.astype(np.float32)
@@ -349,14 +360,7 @@ class OGMOPD(PolicyModule):
         for rollout, advantage in zip(scored, advantages_G.tolist(), strict=True):
             rollout.advantage = advantage
 
-    def _by_domain(
-        self,
-        items: Sequence[TrainItem],
-        logprobs_T: Float[Tensor, "T"],
-        gap_T: Float[Tensor, "T"],
-        sampler_T: Float[Tensor, "T"],
-        injected_T: Bool[Tensor, "T"],
-    ) -> Metrics:
-        domains = [item.domain for item in items for _ in range(len(item.weights))]
-        outside_T = outside_band(logprobs_T, sampler_T, self.settings.band)
-        return domain_metrics(gap_T, outside_T, injected_T, domains)
+
+def _of_tokens(items: Sequence[TrainItem]) -> list[str]:
+    """The domain of each token."""
+    return [item.domain for item in items for _ in range(len(item.weights))]

@@ -28,6 +28,9 @@ from reframe_vl.types import Context, Modality, Sampling, View
 
 logger = logging.getLogger(__name__)
 
+_TOWER_TOKENS = 16384
+"""Visual tokens that the tower makes at once where no gradient asks for all of them."""
+
 
 @dataclass(frozen=True)
 class VisualFeatures:
@@ -177,6 +180,10 @@ class VisionLanguageModel(nn.Module):
 
     def _own_precision(self) -> AbstractContextManager[object]:
         """Mixed precision where parameters are wider than what the model computes in."""
+        if self.dtype == torch.float32:
+            # Whatever is around it: a teacher in single precision stays so beside a student in
+            # mixed precision.
+            return torch.autocast(self.device.type, enabled=False)
         if all(p.dtype.itemsize <= self.dtype.itemsize for p in self.parameters()):
             return nullcontext()
         # Each weight is rounded once for all forwards within, whatever is around them.
@@ -228,6 +235,20 @@ class VisionLanguageModel(nn.Module):
         return VisualFeatures(rows, layers[0], layers[1:])
 
     def _run_tower(self, views: Sequence[View]) -> Layers:
+        """All at once where there is a gradient, else so many at a time as fit a forward."""
+        # In lockstep all ranks run it equally often.
+        if torch.is_grad_enabled() or self.lockstep is not None:
+            return self._run_tower_once(views)
+        pieces, first, tokens = [], 0, 0
+        for number, view in enumerate(views):
+            if number > first and tokens + view.num_tokens > _TOWER_TOKENS:
+                pieces.append(self._run_tower_once(views[first:number]))
+                first, tokens = number, 0
+            tokens += view.num_tokens
+        pieces.append(self._run_tower_once(views[first:]))
+        return tuple(torch.cat(same) for same in zip(*pieces, strict=True))
+
+    def _run_tower_once(self, views: Sequence[View]) -> Layers:
         patches = torch.from_numpy(self.view_maker.patches(list(views)))
         grid = torch.tensor([view.grid_thw for view in views])
         dtype = next(self.visual.parameters()).dtype

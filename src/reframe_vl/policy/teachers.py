@@ -133,7 +133,7 @@ class Teachers:
         routes: From a sample's domain to a teacher's name.
         hosting: ``models`` loads each whole; ``adapters`` loads adapters onto one frozen base.
         offload: Keep whole models in the CPU's memory while they are not needed.
-        dtype: Of the teachers' weights; None is the student's.
+        dtype: Of the weights of whole teachers, which they compute in; None is the student's.
     """
 
     paths: Mapping[str, Any]
@@ -174,14 +174,31 @@ class Teachers:
         Raises:
             FileNotFoundError: There is no checkpoint at a path.
             KeyError: A domain has no teacher.
-            ValueError: A teacher's tokens are not the student's, or its adapter is of another base.
+            ValueError: A teacher's tokens are not the student's, its adapter is of another base,
+                or the settings of adapters do not fit.
         """
         for domain in sorted(domains):
             self._name_of(domain)
+        if self.hosting == "adapters":
+            self._check_adapters()
         for name in self.routed:
             if name not in self._teachers and name not in self._folders:
                 path = str(self.paths[name])
                 self._folders[name] = checked_folder(student, path, self.hosting, name)
+
+    def _check_adapters(self) -> None:
+        if self.dtype is not None:
+            raise ValueError(
+                f"algorithm.teachers.dtype={self.dtype} is of whole models: adapters have the "
+                "dtype of the base that carries them. Take hosting=models, or leave it null."
+            )
+        names: dict[str, str] = {}
+        for name in self.routed:
+            if (other := names.setdefault(_adapter_name(name), name)) != name:
+                raise ValueError(
+                    f"The teachers {other} and {name} would be one adapter, since PEFT's names "
+                    "have no dots: call one of them otherwise."
+                )
 
     def load(self, student: Policy, max_tokens: int = 16384) -> None:
         """Loads the teachers that are routed to, and checks that they read as the student does.
@@ -218,7 +235,8 @@ class Teachers:
     @property
     def heads_stay(self) -> bool:
         """Whether each teacher's head is at hand, as it is, when the teacher is not at work."""
-        return not self.offload and not any(
+        offloaded = self.offload and self.hosting == "models"
+        return not offloaded and not any(
             isinstance(teacher, Adapter) and teacher.adapts_head
             for teacher in self._teachers.values()
         )

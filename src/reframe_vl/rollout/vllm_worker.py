@@ -44,7 +44,8 @@ class WeightSync:
         """
         import torch
 
-        model = self.model_runner.model
+        # The model itself: on an accelerator the runner holds it in a wrapper for CUDA graphs.
+        model = self.model_runner.get_model()
         plain = type(model).compute_logits
         banned = torch.tensor(json.loads(banned_ids), dtype=torch.long, device=self._device)
         scale, size = float(temperature), int(vocab_size)
@@ -53,7 +54,9 @@ class WeightSync:
             logits = plain(model, *args, **kwargs)
             if logits is None:
                 return None
-            logits = (logits.float() / scale).index_fill(-1, banned, float("-inf"))
+            # The student bans its own padded rows too, and the teacher may have fewer.
+            own = banned[banned < logits.shape[-1]]
+            logits = (logits.float() / scale).index_fill(-1, own, float("-inf"))
             logits[..., size:] = float("-inf")
             return logits
 
