@@ -146,3 +146,13 @@ def test_an_adapter_of_another_base_is_refused_by_name(tmp_path):
     settings["base_model_name_or_path"] = "someone/other"
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     merged((other, folder), tmp_path / "out")
+
+
+def test_adapters_of_two_runs_policies_are_not_of_one_base(tmp_path):
+    one, two = (base_folder(tmp_path / name / "policy") for name in ("one", "two"))
+    _, folder = adapter_of(one, tmp_path / "adapter")
+    with pytest.raises(ValueError, match=rf"was trained on {one}, and the base is {two}"):
+        merged((two, folder), tmp_path / "out")
+    # A link to a base is the base.
+    (tmp_path / "link").symlink_to(one)
+    merged((tmp_path / "link", folder), tmp_path / "out")

@@ -15,7 +15,7 @@ from reframe_vl.mini.model import base_folder
 from reframe_vl.policy.loading import LoRASettings, Policy, load_policy
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.score import score
-from reframe_vl.policy.teacher_folders import check_tokens
+from reframe_vl.policy.teacher_folders import check_base, check_tokens
 from reframe_vl.policy.teachers import FrozenModel, Teachers
 from reframe_vl.policy.visual_cache import VisualCache
 from reframe_vl.tools.codec import codec_for
@@ -210,6 +210,19 @@ def test_an_adapter_of_another_base_is_refused_and_one_named_default_harms_nobod
     assert any(abs(a - b).max() > 1e-3 for a, b in zip(found, before, strict=True))
     for mine, expected in zip(log_probs(student.model, given, how), before, strict=True):
         np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_teachers_base_is_told_from_another_runs_policy_by_its_place(tmp_path):
+    one, two = (tmp_path / run / "policy" for run in ("one", "two"))
+    settings = {"base_model_name_or_path": str(one)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    # By name, while neither of them is here.
+    for make in (False, True):
+        for folder in (one, two) if make else ():
+            folder.mkdir(parents=True)
+        check_base(str(one), tmp_path, "spatial")
+        with pytest.raises(ValueError, match=f"was trained on {one}, the student's base is {two}"):
+            check_base(str(two), tmp_path, "spatial")
 
 
 @pytest.mark.parametrize("lora", [None, LoRASettings(rank=2)], ids=["full", "lora"])

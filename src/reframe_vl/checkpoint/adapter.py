@@ -21,7 +21,7 @@ from reframe_vl.checkpoint.folder import (
     current_name,
     read_headers,
 )
-from reframe_vl.policy.kinship import model_name
+from reframe_vl.policy.kinship import same_model
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -112,12 +112,12 @@ class Adapter:
         adapter = cls(folder, products, whole)
         adapter._check_fits(base)
         trained_on = config.base_model_name_or_path
-        if trained_on and model_name(trained_on) != model_name(base.folder):
+        if trained_on and not same_model(trained_on, base.folder):
             raise ValueError(
                 f"The adapter in {folder} was trained on {trained_on}, and the base is "
                 f"{base.folder}: give the base that it was trained on. Where that is the same "
-                "model under another name, change base_model_name_or_path in its "
-                f"{ADAPTER_CONFIG}."
+                "model in another place or under another name, change base_model_name_or_path in "
+                f"its {ADAPTER_CONFIG}."
             )
         return adapter
 

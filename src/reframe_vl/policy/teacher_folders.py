@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from transformers import AutoTokenizer
 
-from reframe_vl.policy.kinship import differing_token, model_name
+from reframe_vl.policy.kinship import differing_token, same_model
 from reframe_vl.policy.loading import Policy
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def check_tokens(student: Any, teacher: Any, name: str) -> None:
 
 
 def check_base(student: str, folder: Path, name: str) -> None:
-    """Checks that an adapter was trained on the student's base, as far as names tell.
+    """Checks that an adapter was trained on the student's base, as far as paths and names tell.
 
     Args:
         student: The path or name of its base.
@@ -137,8 +137,10 @@ def check_base(student: str, folder: Path, name: str) -> None:
     """
     settings = json.loads((folder / "adapter_config.json").read_text())
     trained_on = settings.get("base_model_name_or_path")
-    if trained_on and model_name(trained_on) != model_name(student):
+    if trained_on and not same_model(trained_on, student):
         raise ValueError(
             f"The adapter of teacher {name} was trained on {trained_on}, the student's base is "
-            f"{student}: adapters share one base. Take hosting=models for other teachers."
+            f"{student}: adapters share one base. Take hosting=models for other teachers. Where "
+            "both are the same model in two places, change base_model_name_or_path in "
+            f"{folder / 'adapter_config.json'}."
         )
