@@ -7,6 +7,7 @@ python src/merge.py method=consolidate checkpoints=[RUN/checkpoints/step_000099.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from reframe_vl.runs import ConfigError, readable_errors, register_resolvers
+
+logger = logging.getLogger(__name__)
 
 register_resolvers()
 
@@ -82,23 +85,77 @@ def consolidate(cfg: DictConfig) -> None:
 def merge(cfg: DictConfig) -> None:
     """Opens what the config names, and writes the merge."""
     # Imported here, so that a mistyped override is told at once and not after seconds of imports.
-    from reframe_vl.checkpoint.folder import local_folder
     from reframe_vl.checkpoint.merge import MergeSettings, merge_checkpoints
-    from reframe_vl.mini.model import base_folder
 
     given: Any = OmegaConf.to_container(cfg)
     names = ("method", "weights", "density", "seed", "dtype")
     settings = MergeSettings(**{name: given[name] for name in names})
-    if isinstance(cfg.base, bool) or not isinstance(cfg.base, int | str):
-        raise ValueError(
-            f"base={cfg.base}: give a folder, a name on the model hub, or the number of a shipped "
-            "base."
-        )
-    base = base_folder(cfg.base) if isinstance(cfg.base, int) else local_folder(cfg.base)
     output, paths = _output(cfg), _checkpoints(cfg)
+    base = _base(cfg, paths)
     with ExitStack() as stack:
         checkpoints = [_folder(path, output.parent, stack) for path in paths]
         merge_checkpoints(base, checkpoints, output, settings)
+
+
+def _base(cfg: DictConfig, checkpoints: list[Path]) -> Path:
+    """The folder of the base: the one that is given, or what the checkpoints' runs began with.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: It is no base, or none is given and the runs name none or several.
+    """
+    from reframe_vl.checkpoint.folder import local_folder
+    from reframe_vl.mini.model import base_folder
+    from reframe_vl.policy.kinship import same_model
+
+    given = cfg.base
+    if isinstance(given, bool) or not isinstance(given, int | str | None):
+        raise ValueError(
+            f"base={given}: give a folder, a name on the model hub, or the number of a shipped "
+            "base; null takes what the checkpoints' runs were trained from."
+        )
+    began = [(path, start) for path in checkpoints if (start := _trained_from(path)) is not None]
+    if given is not None:
+        base = base_folder(given) if isinstance(given, int) else local_folder(given)
+        for path, start in began:
+            # A run may go on from another one's policy, and both be merged against the first base.
+            if not same_model(start, base):
+                logger.warning(
+                    "%s was trained from %s, and is merged as a checkpoint of %s, which is given "
+                    "as base.",
+                    *(path, start, base),
+                )
+        return base
+    if not began:
+        raise ValueError(
+            "No checkpoint lies in a run that tells what it was trained from: add base=… to the "
+            "command, a folder, a name on the model hub, or the number of a shipped base."
+        )
+    first, start = began[0]
+    for path, other in began[1:]:
+        if not same_model(start, other):
+            raise ValueError(
+                f"{first} was trained from {start}, and {path} from {other}: checkpoints of one "
+                "base can be merged. If both go back to one, add base=… to the command."
+            )
+    try:
+        return local_folder(start)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error} {first} was trained from it: add base=… with the place where it is now."
+        ) from error
+
+
+def _trained_from(path: Path) -> str | None:
+    """The folder or name of the model that a checkpoint's run began with; None outside of runs.
+
+    Raises:
+        ValueError: The run's settings cannot be read.
+    """
+    if not (_run_of(path) / "config.yaml").is_file():
+        return None
+    start = OmegaConf.select(_settings_of(path), "model.path")
+    return None if start is None else str(start)
 
 
 def _checkpoints(cfg: DictConfig) -> list[Path]:
@@ -183,7 +240,14 @@ def _settings_of(path: Path) -> DictConfig:
 
 
 def _run_of(path: Path) -> Path:
-    return path.parent.parent if path.parent.name == "checkpoints" else path
+    """The run that a path is, or lies in: what a run writes stands beside its settings."""
+    from reframe_vl import runs
+
+    written = (runs.CHECKPOINTS, runs.POLICY)
+    for place in (path, *path.absolute().parents[:2]):
+        if (place / "config.yaml").is_file() and any((place / name).is_dir() for name in written):
+            return place
+    return path
 
 
 def _measured(run: Path, steps: int) -> dict[str, float]:

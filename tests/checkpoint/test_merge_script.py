@@ -1,3 +1,5 @@
+import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -84,6 +86,56 @@ def test_a_shipped_base_is_named_by_its_number(tmp_path):
         assert torch.equal(found[name], tensor)
 
 
+@pytest.fixture
+def trained(tmp_path):
+    """Makes a finished run: its policy, and what its settings say that it began with."""
+
+    def make(name, start, policy):
+        run = tmp_path / name
+        shutil.copytree(policy, run / "policy")
+        OmegaConf.save({"model": {"path": str(start)}}, run / "config.yaml")
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize("below", [".", "policy"])
+def test_changes_are_taken_against_the_base_that_the_runs_began_with(
+    made, trained, tmp_path, below
+):
+    base, one, two = made
+    runs = [trained("a", base, one), trained("b", base, two)]
+    given = [str(run / below) for run in runs]
+    merge(composed("merge", method="ties", checkpoints=given, output=str(tmp_path / "out")))
+    expected = merged(made, tmp_path / "expected", method="ties")
+    for name, tensor in weights(tmp_path / "out").items():
+        assert torch.equal(tensor, expected[name]), name
+    record = json.loads((tmp_path / "out" / "merge.json").read_text())
+    assert record["base"] == str(base)
+
+
+def test_runs_of_several_bases_are_merged_only_with_the_base_given(made, trained, tmp_path, caplog):
+    base, one, two = made
+    first, second = trained("a", base, one), trained("b", tmp_path / "a" / "policy", two)
+    cfg = composed("merge", checkpoints=[str(first), str(second)], output=str(tmp_path / "out"))
+    with pytest.raises(
+        ValueError, match=rf"trained from {base}, and .*/b from .*/a/policy: .*base="
+    ):
+        merge(cfg)
+    assert not (tmp_path / "out").exists()
+    # As a chain of runs is.
+    merge(OmegaConf.merge(cfg, {"base": str(base)}))
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{second} was trained from {first / 'policy'}" in warning and str(base) in warning
+
+
+def test_a_base_that_is_elsewhere_now_is_asked_for(made, trained, tmp_path):
+    run = trained("a", tmp_path / "gone", made[1])
+    cfg = composed("merge", checkpoints=[str(run)], output=str(tmp_path / "out"))
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder at .*/gone.* add base="):
+        merge(cfg)
+
+
 def test_a_path_without_a_checkpoint_is_refused_before_anything_is_written(made, tmp_path):
     cfg = composed("merge", base=str(made[0]), output=str(tmp_path / "out"))
     for path in ("nowhere", str(tmp_path)):
@@ -109,7 +161,7 @@ def test_f11_a_checkpoint_of_a_run_must_hold_all_that_is_trained(run):
         ({"checkpoints": [None]}, "give a list of paths"),
         ({"checkpoints": [1, 2]}, "give a list of paths"),
         ({"base": True}, "the number of a shipped base"),
-        ({"base": None}, "the number of a shipped base"),
+        ({"base": None}, "No checkpoint lies in a run .* add base="),
         ({"output": None}, "give the path of the folder"),
     ],
 )
