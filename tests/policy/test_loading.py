@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from checkpoint_folders import base_folder, changed
-from reframe_vl.policy.loading import load_policy
+from reframe_vl.policy.loading import LoRASettings, load_policy
 
 LAYER = "model.language_model.layers.0.mlp.up_proj.weight"
 
@@ -47,3 +47,29 @@ def test_f11_a_tied_head_may_be_stored_once_under_either_name(tmp_path, dropped)
     head, embedding = policy.model.base.lm_head.weight, policy.model.base.get_input_embeddings()
     assert torch.equal(head, embedding.weight)
     assert torch.equal(head, load_policy(base).model.base.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    "targets, words",
+    [
+        (
+            ["embed_tokens"],
+            r"takes in model\.language_model\.embed_tokens, which is of type Embedding",
+        ),
+        (
+            r".*patch_embed\.proj",
+            r"takes in model\.visual\.patch_embed\.proj, which is of type Conv3d",
+        ),
+    ],
+)
+def test_adapters_stand_beside_linear_layers_only(base, targets, words):
+    with pytest.raises(ValueError, match=words):
+        load_policy(base, lora=LoRASettings(rank=2, target_modules=targets))
+
+
+@pytest.mark.parametrize("targets", [["lm_head", "q_proj"], "lm_head"])
+def test_f02_an_adapter_of_a_tied_head_is_refused_before_training(base, tmp_path, targets):
+    lora = LoRASettings(rank=2, target_modules=targets)
+    with pytest.raises(ValueError, match="takes in lm_head, whose weight is the embedding's too"):
+        load_policy(base_folder(tmp_path / "tied", tied=True), lora=lora)
+    load_policy(base, lora=lora)

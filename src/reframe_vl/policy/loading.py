@@ -94,8 +94,8 @@ def load_policy(
 
     Raises:
         FileNotFoundError: The folder lacks a file that is needed.
-        ValueError: The checkpoint's family is not known, or it lacks tensors of its model or has
-            others.
+        ValueError: The checkpoint's family is not known, it lacks tensors of its model or has
+            others, or adapters cannot stand where they are asked for.
     """
     path = str(path)
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
@@ -149,12 +149,18 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def with_adapters(model: Any, lora: LoRASettings) -> Any:
-    """Freezes a model and puts low-rank adapters beside its linear layers."""
-    from peft import LoraConfig, get_peft_model
+    """Freezes a model and puts low-rank adapters beside its linear layers.
 
+    Raises:
+        ValueError: A target is no linear layer, or is tied to the embedding.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    embedding = model.get_input_embeddings().weight
     # The vision tower's linear layers carry other names or sit under model.visual.
     targets = lora.target_modules or r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             r=lora.rank,
@@ -163,3 +169,19 @@ def with_adapters(model: Any, lora: LoRASettings) -> Any:
             target_modules=targets if isinstance(targets, str) else list(targets),
         ),
     )
+    # An export could not merge these, which would be told after all training.
+    for name, layer in adapted.get_base_model().named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        target = layer.get_base_layer()
+        if not isinstance(target, torch.nn.Linear):
+            raise ValueError(
+                f"lora.target_modules={targets} takes in {name}, which is of "
+                f"type {type(target).__name__}: name linear layers only."
+            )
+        if target.weight is embedding:
+            raise ValueError(
+                f"lora.target_modules={targets} takes in {name}, whose weight is the embedding's "
+                "too, so an adapter would change one end of the tie alone: leave it out."
+            )
+    return adapted
