@@ -63,6 +63,21 @@ def test_f02_f07_merged_adapters_say_what_the_live_ones_say(folder, tmp_path):
         assert torch.equal(parameter, frozen[name]), name
 
 
+def test_a_processor_in_a_file_for_images_and_one_for_videos_is_exported_whole(folder, tmp_path):
+    (folder / "processor_config.json").rename(folder / "preprocessor_config.json")
+    settings = json.loads((folder / "preprocessor_config.json").read_text())["image_processor"]
+    parts = {
+        "preprocessor_config.json": settings,
+        "video_preprocessor_config.json": settings | {"fps": 2},
+        "chat_template.json": {"chat_template": "{{ messages }}"},
+    }
+    for name, content in parts.items():
+        (folder / name).write_text(json.dumps(content))
+    export_policy(load_policy(folder), tmp_path / "out")
+    for name, content in parts.items():
+        assert json.loads((tmp_path / "out" / name).read_text()) == content
+
+
 def test_f10_an_older_export_is_replaced_whole(folder, tmp_path):
     out = tmp_path / "out"
     out.mkdir()

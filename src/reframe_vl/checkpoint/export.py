@@ -22,7 +22,13 @@ from reframe_vl.policy.sharding import full, gathered, pushed
 
 AdapterForm = Literal["merged", "separate"]
 
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "chat_template.jinja")
+_PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 _ADAPTER = "adapter"
 
 
