@@ -128,6 +128,19 @@ def test_adapters_that_are_more_than_a_product_are_refused(made, settings, words
         merged((made[0], other), tmp_path / "out")
 
 
+def test_factors_must_have_the_rank_that_their_settings_scale_by(made, tmp_path):
+    _, folder = adapter_of(made[0], tmp_path / "adapter")
+    other = edited_adapter(folder, tmp_path / "other", r=16)
+    with pytest.raises(ValueError, match=r"/other gives model\..* the rank 16 .* A of shape \[4, "):
+        merged((made[0], other), tmp_path / "out")
+    file = folder / "adapter_model.safetensors"
+    factors = load_file(file)
+    name = next(name for name in factors if "lora_B" in name)
+    save_file(factors | {name: factors[name][:, :3].contiguous()}, file)
+    with pytest.raises(ValueError, match=r"the rank 4 .* and B of \[\d+, 3\]"):
+        merged((made[0], folder), tmp_path / "out")
+
+
 def test_f02_an_adapter_of_one_end_of_a_tie_is_refused(tmp_path):
     base = base_folder(tmp_path / "base", tied=True)
     untied = base_folder(tmp_path / "untied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +107,7 @@ class Adapter:
                 f"{folder} has only one factor of {incomplete[0]}: save the adapter again."
             )
         products = {
-            weight: Product(sides["A"], sides["B"], _scaling(config, modules[weight]))
+            weight: Product(sides["A"], sides["B"], _scaling(config, modules[weight], sides))
             for weight, sides in factors.items()
         }
         adapter = cls(folder, products, whole)
@@ -167,9 +168,20 @@ def _check_plain(folder: Path, config: LoraConfig) -> None:
         )
 
 
-def _scaling(config: LoraConfig, module: str) -> float:
-    """The alpha over the rank of a module, as peft looks them up."""
+def _scaling(config: LoraConfig, module: str, sides: Mapping[str, StoredTensor]) -> float:
+    """The alpha over the rank of a module, as peft looks them up.
+
+    Raises:
+        ValueError: The module's factors are not of this rank.
+    """
     ranks, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
     rank = ranks.get(get_pattern_key(list(ranks), module), config.r)
     alpha = alphas.get(get_pattern_key(list(alphas), module), config.lora_alpha)
+    a, b = sides["A"], sides["B"]
+    if not a.shape[:1] == b.shape[1:] == (rank,):
+        raise ValueError(
+            f"{a.file.parent} gives {module} the rank {rank} in its {ADAPTER_CONFIG}, and factors "
+            f"A of shape {list(a.shape)} and B of {list(b.shape)}, not [{rank}, in] and "
+            f"[out, {rank}]: save the adapter again, settings and weights together."
+        )
     return float(alpha / (math.sqrt(rank) if config.use_rslora else rank))
