@@ -93,6 +93,10 @@ class CheckpointMerge(Callback):
                 output,
                 self.settings,
                 replace=True,
+                recorded_as=[
+                    f"this run's policy after step {step}",
+                    *(str(path.absolute()) for path in self.checkpoints),
+                ],
                 card=model_card(
                     str(self.base),
                     self.config.read_text() if self.config and self.config.is_file() else "",

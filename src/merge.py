@@ -94,7 +94,9 @@ def merge(cfg: DictConfig) -> None:
     base = _base(cfg, paths)
     with ExitStack() as stack:
         checkpoints = [_folder(path, output.parent, stack) for path in paths]
-        merge_checkpoints(base, checkpoints, output, settings)
+        # Some of the folders are gone afterwards.
+        given_as = [str(path.absolute()) for path in paths]
+        merge_checkpoints(base, checkpoints, output, settings, recorded_as=given_as)
 
 
 def _base(cfg: DictConfig, checkpoints: list[Path]) -> Path:

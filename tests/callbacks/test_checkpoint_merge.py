@@ -1,3 +1,4 @@
+import json
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -73,6 +74,8 @@ def test_f18_the_policy_is_merged_with_others_and_stays_as_it_is(folders, lora, 
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=2**-7, atol=2**-12)
     load_policy(tmp_path / "merged" / "step_000003")
+    record = json.loads((tmp_path / "merged" / "step_000003" / "merge.json").read_text())
+    assert record["checkpoints"] == ["this run's policy after step 3", str(other)]
 
 
 def test_f03_without_others_the_policy_is_written_with_its_adapters_merged(folders, tmp_path):

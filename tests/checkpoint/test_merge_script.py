@@ -63,6 +63,8 @@ def test_runs_their_checkpoints_and_folders_are_merged(made, run, tmp_path):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor)
+    record = json.loads((tmp_path / "out" / "m" / "merge.json").read_text())
+    assert (record["base"], record["checkpoints"]) == (str(base), given)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["m"]
 
 

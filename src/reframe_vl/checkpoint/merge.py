@@ -204,6 +204,7 @@ def merge_checkpoints(
     *,
     replace: bool = False,
     card: str | None = None,
+    recorded_as: Sequence[str] | None = None,
 ) -> None:
     """Writes the merge of some checkpoints.
 
@@ -216,6 +217,7 @@ def merge_checkpoints(
         settings: How to merge.
         replace: Whether an older output may be replaced.
         card: The model card, if there is to be one.
+        recorded_as: What the record calls the checkpoints; None is their folders.
 
     Raises:
         FileExistsError: The output is not empty, and must not be replaced.
@@ -259,8 +261,9 @@ def merge_checkpoints(
             _set_dtype(folder / "config.json", settings.dtype)
         if card is not None:
             (folder / CARD).write_text(card)
-        record = asdict(settings) | {"weights": weights, "base": str(base)}
-        _write_json(folder / RECORD, record | {"checkpoints": [str(c) for c in checkpoints]})
+        named = recorded_as or [str(checkpoint.absolute()) for checkpoint in checkpoints]
+        record = {"weights": weights, "base": str(base.absolute()), "checkpoints": list(named)}
+        _write_json(folder / RECORD, asdict(settings) | record)
 
 
 def _merged(
