@@ -185,7 +185,8 @@ def _output(cfg: DictConfig) -> Path:
     """
     if not isinstance(cfg.output, str):
         raise ValueError(f"output={cfg.output}: give the path of the folder to write.")
-    return Path(cfg.output)
+    # As it is written: what is needed for a while goes beside it, on the same disk.
+    return Path(cfg.output).resolve()
 
 
 def _folder(path: Path, room: Path, stack: ExitStack) -> Path:

@@ -16,6 +16,7 @@ from reframe_vl.checkpoint.writing import (
     CheckpointWriter,
     make_room,
     part_of,
+    remove,
     remove_leftovers,
     save_file,
     save_parts,
@@ -90,6 +91,39 @@ def test_a_failure_leaves_the_older_folder(tmp_path):
         raise ValueError("no")
     assert (folder / "old").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+
+
+def write_folder(path, text):
+    with written_whole(path) as part:
+        part.mkdir()
+        (part / "file").write_text(text)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_link_is_followed_and_stays_however_often_it_is_written(tmp_path, made):
+    disk, link = tmp_path / "disk" / "out", tmp_path / "here" / "out"
+    link.parent.mkdir()
+    link.symlink_to(disk)
+    if made:
+        disk.mkdir(parents=True)
+    for text in "abc":
+        write_folder(link, text)
+        assert link.readlink() == disk and (disk / "file").read_text() == text
+        assert [p.name for p in (*link.parent.iterdir(), *disk.parent.iterdir())] == ["out"] * 2
+
+
+def test_the_working_directory_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    write_folder(Path("."), "a")
+    assert (tmp_path / "out" / "file").read_text() == "a"
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    remove(tmp_path / "link")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
 def test_what_a_killed_process_left_is_removed_or_named_again(tmp_path):

@@ -71,7 +71,6 @@ def export_policy(
     weights = {} if adapter == "separate" else _on_cpu(_plain_tensors(policy, dtype), writes)
     if not writes:
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with _told_of(folder), written_whole(folder) as part:
         part.mkdir()
         if adapted:

@@ -244,7 +244,6 @@ def merge_checkpoints(
         return _merged(names[stored], opened, sources, weights, settings)
 
     logger.info("Merging %d checkpoints by %s", len(sources), settings.method)
-    output.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(output) as folder:
         folder.mkdir()
         num_bytes = 0

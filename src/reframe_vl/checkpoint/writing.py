@@ -29,8 +29,11 @@ _PART = ".part"
 def written_whole(path: Path) -> Iterator[Path]:
     """A place to write a file or folder, which takes its name once it is complete and on disk.
 
-    Whatever ends the process before that leaves what had the name before.
+    Whatever ends the process before that leaves what had the name before. A link is followed, so
+    that it stays.
     """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = part_of(path)
     remove(part)
     try:
@@ -60,8 +63,8 @@ def put_in_place(part: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder; a folder first loses its name, since that takes time."""
-    if path.is_dir():
+    """Removes a file, a link or a folder; a folder first loses its name, since that takes time."""
+    if path.is_dir() and not path.is_symlink():
         gone = path.with_name(f".{path.name.lstrip('.')}.gone")
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
@@ -149,7 +152,6 @@ class CheckpointWriter:
 
 def save_file(state: Mapping[str, Any], path: Path) -> None:
     """Writes a state as one file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as part:
         torch.save(dict(state), part)
 
