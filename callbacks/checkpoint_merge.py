@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from reframe_vl.checkpoint.card import model_card
 from reframe_vl.checkpoint.export import export_policy
 from reframe_vl.checkpoint.folder import Checkpoint, local_folder
 from reframe_vl.checkpoint.merge import MergeSettings, merge_checkpoints, open_source
+from reframe_vl.checkpoint.writing import aside
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,8 @@ class CheckpointMerge(Callback):
             # Where weights are spread over ranks, the one that writes needs its parts.
             export_policy(pl_module.components, output, writes=False)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".policy_") as aside:
-            policy = Path(aside) / "policy"
+        with aside(self.folder) as place:
+            policy = place / "policy"
             # Not rounded yet: the merge casts last.
             export_policy(pl_module.components, policy, dtype=torch.float32)
             merge_checkpoints(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -203,6 +202,7 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
     from reframe_vl import runs
     from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG
     from reframe_vl.checkpoint.export import export_policy
+    from reframe_vl.checkpoint.writing import aside
     from reframe_vl.evaluating import load_checkpoint
 
     if (path / runs.POLICY / "config.json").is_file():
@@ -213,9 +213,7 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
     # Adapters are merged into the weights here: in float32, since the merge casts last.
     cfg.model.dtype = "float32"
     policy = load_checkpoint(cfg, path)
-    room.mkdir(parents=True, exist_ok=True)
-    aside = stack.enter_context(tempfile.TemporaryDirectory(dir=room, prefix=".merge_"))
-    folder = Path(aside) / runs.POLICY
+    folder = stack.enter_context(aside(room)) / runs.POLICY
     export_policy(policy, folder)
     return folder
 

@@ -14,6 +14,7 @@ from reframe_vl.callbacks.checkpoint import RunCheckpoint
 from reframe_vl.checkpoint.reading import form_of, read_progress, read_weights
 from reframe_vl.checkpoint.writing import (
     CheckpointWriter,
+    aside,
     make_room,
     part_of,
     remove,
@@ -134,6 +135,35 @@ def test_what_a_killed_process_left_is_removed_or_named_again(tmp_path):
     part_of(tmp_path / "step_000003.ckpt").write_bytes(b"half")
     remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001.ckpt"]
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from reframe_vl.checkpoint.writing import aside
+with aside(Path(sys.argv[1])) as place:
+    (place / "model.safetensors").write_bytes(b"large")
+    print(place.name, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_folder_aside_goes_with_its_process_and_not_before(tmp_path):
+    held = subprocess.Popen(
+        [sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        theirs = tmp_path / held.stdout.readline().strip()
+        with aside(tmp_path) as one, aside(tmp_path) as two:
+            assert sorted(tmp_path.iterdir()) == sorted([theirs, one, two])
+        assert [p.name for p in theirs.glob("*.safetensors")] == ["model.safetensors"]
+    finally:
+        held.kill()
+        held.communicate()
+    assert list(tmp_path.iterdir()) == [theirs]
+    with aside(tmp_path) as one:
+        assert list(tmp_path.iterdir()) == [one]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_snapshot_is_not_trained_and_keeps_what_is_shared():

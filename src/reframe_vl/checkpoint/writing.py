@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +25,9 @@ from reframe_vl.checkpoint.reading import PROGRESS
 logger = logging.getLogger(__name__)
 
 _PART = ".part"
+_ASIDE = ".aside_"
+_IN_USE = "in_use"
+"""In a folder aside: a file that is locked while its process lives."""
 
 
 @contextmanager
@@ -85,6 +90,30 @@ def remove_leftovers(folder: Path) -> None:
             remove(old)
         else:
             os.rename(old, place)
+
+
+@contextmanager
+def aside(folder: Path) -> Iterator[Path]:
+    """A new folder inside another one, for what is needed for a while; it goes at the end.
+
+    What processes that were killed left goes before: their locks ended with them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for in_use in folder.glob(f"{_ASIDE}*/{_IN_USE}"):
+        try:
+            with in_use.open("r+") as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(in_use.parent, ignore_errors=True)
+        except (BlockingIOError, FileNotFoundError, PermissionError):
+            # Its process lives, it went just now, or it is someone else's.
+            continue
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_ASIDE) as made:
+        place = Path(made)
+        with (place / f"{_IN_USE}{_PART}").open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Found by others only once it is locked.
+            os.rename(handle.name, place / _IN_USE)
+            yield place
 
 
 def snapshot(state: Any) -> Any:
