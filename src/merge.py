@@ -44,8 +44,12 @@ def consolidate(cfg: DictConfig) -> None:
     Raises:
         FileExistsError: The output is not empty.
         FileNotFoundError: There is no such checkpoint.
-        ValueError: More than one was named, or a setting cannot be used.
+        ValueError: More than one was named, it is a model's folder already, it is not finite,
+            or a setting cannot be used.
     """
+    import torch
+
+    from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG
     from reframe_vl.checkpoint.card import model_card
     from reframe_vl.checkpoint.export import export_policy
     from reframe_vl.checkpoint.merge import MergeSettings
@@ -64,13 +68,17 @@ def consolidate(cfg: DictConfig) -> None:
     # It knows which types there are.
     MergeSettings(dtype=cfg.dtype)
     path = checkpoints[0]
+    if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+        raise ValueError(
+            f"{path} is a folder that transformers and vLLM load already: take it as it is. To "
+            "merge an adapter into its base, or for another dtype, give base=… and method=linear."
+        )
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} is not empty: give a new folder for the model.")
     settings = _settings_of(path)
     checkpoint = latest_checkpoint(path) or path
-    if cfg.dtype is not None:
-        settings.model.dtype = cfg.dtype
-    policy = load_checkpoint(settings, checkpoint)
+    dtype = cfg.dtype or settings.model.get("dtype") or "float32"
+    policy = load_checkpoint(_in_single(settings), checkpoint)
     progress = read_progress(checkpoint)
     card = model_card(
         str(settings.model.path),
@@ -78,7 +86,7 @@ def consolidate(cfg: DictConfig) -> None:
         progress["epoch"] + 1,
         _measured(_run_of(path), progress["epoch"] + 1),
     )
-    export_policy(policy, output, card, adapter=cfg.adapter)
+    export_policy(policy, output, card, adapter=cfg.adapter, dtype=getattr(torch, dtype))
 
 
 def merge(cfg: DictConfig) -> None:
@@ -209,10 +217,7 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
         return path / runs.POLICY
     if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return path
-    cfg = _settings_of(path)
-    # Adapters are merged into the weights here: in float32, since the merge casts last.
-    cfg.model.dtype = "float32"
-    policy = load_checkpoint(cfg, path)
+    policy = load_checkpoint(_in_single(_settings_of(path)), path)
     folder = stack.enter_context(aside(room)) / runs.POLICY
     export_policy(policy, folder)
     return folder
@@ -238,6 +243,13 @@ def _settings_of(path: Path) -> DictConfig:
     if not isinstance(cfg, DictConfig) or "model" not in cfg:
         raise ValueError(f"{file} is no run's: it does not say what its model is.")
     return cfg
+
+
+def _in_single(settings: DictConfig) -> DictConfig:
+    """A run's settings, to load its model in float32: adapters are merged in, then it is cast."""
+    single = settings.copy()
+    single.model.dtype = "float32"
+    return single
 
 
 def _run_of(path: Path) -> Path:

@@ -42,7 +42,7 @@ def run(made, tmp_path):
             if "lora_B" in name:
                 parameter.fill_(0.01)
     module = GDGRPO(policy=policy, optimizer=partial(torch.optim.SGD, lr=0.1))
-    checkpoint = {"state_dict": module.state_dict()}
+    checkpoint = {"state_dict": module.state_dict(), "epoch": 3}
     module.on_save_checkpoint(checkpoint)
     torch.save(checkpoint, run / "checkpoints" / "step_000003.ckpt")
     policy.model.model.save_pretrained(tmp_path / "adapter")
@@ -186,6 +186,37 @@ def test_what_cannot_be_consolidated_so_is_told_in_a_sentence(run, tmp_path, giv
     cfg = composed("merge", checkpoints=[str(run)], output=str(tmp_path / "out"))
     with pytest.raises(ValueError, match=words):
         script.consolidate(OmegaConf.merge(cfg, given | {"method": "consolidate"}))
+
+
+def test_f03_a_checkpoint_is_consolidated_in_float32_and_cast_last(made, run, tmp_path):
+    given = {"method": "consolidate", "checkpoints": [str(run)]}
+    for dtype in ("float32", "bfloat16"):
+        cfg = composed("merge", **given, dtype=dtype, output=str(tmp_path / dtype))
+        script.consolidate(cfg)
+    single, half = weights(tmp_path / "float32"), weights(tmp_path / "bfloat16")
+    assert any((tensor != weights(made[0])[name]).any() for name, tensor in single.items())
+    for name, tensor in single.items():
+        assert torch.equal(half[name], tensor.bfloat16()), name
+
+
+@pytest.mark.parametrize("value, dtype", [(float("nan"), "float32"), (1e6, "float16")])
+def test_f04_values_that_are_not_finite_are_not_consolidated(run, tmp_path, value, dtype):
+    [file] = (run / "checkpoints").iterdir()
+    checkpoint = torch.load(file, weights_only=True)
+    next(t for name, t in checkpoint["state_dict"].items() if "lora_B" in name).fill_(value)
+    torch.save(checkpoint, file)
+    output = tmp_path / "out"
+    cfg = composed("merge", checkpoints=[str(run)], output=str(output), dtype=dtype)
+    with pytest.raises(ValueError, match=rf"_proj\.weight of .* is not finite in torch\.{dtype}"):
+        script.consolidate(OmegaConf.merge(cfg, {"method": "consolidate"}))
+    assert not output.exists()
+
+
+def test_what_is_a_models_folder_already_is_not_consolidated(made, run, tmp_path):
+    for path in (made[0], tmp_path / "adapter"):
+        cfg = composed("merge", checkpoints=[str(path)], output=str(tmp_path / "out"))
+        with pytest.raises(ValueError, match=rf"{path} is a folder that transformers .* already"):
+            script.consolidate(OmegaConf.merge(cfg, {"method": "consolidate"}))
 
 
 @pytest.mark.parametrize(("text", "words"), [("a: [", "cannot be read"), ("a: 1", "is no run's")])

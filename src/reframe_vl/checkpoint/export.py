@@ -58,7 +58,7 @@ def export_policy(
 
     Raises:
         OSError: It could not be written; an older folder is as it was.
-        ValueError: There is no adapter to write separately.
+        ValueError: There is no adapter to write separately, or a value is not finite in the dtype.
     """
     model = policy.model.model
     adapted = isinstance(model, PeftModel)
@@ -116,8 +116,15 @@ def _plain_tensors(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Te
     named = _merged(model) if isinstance(model, PeftModel) else gathered(base)
     for name, tensor in named:
         # Gathered from ranks, a tied head is a tensor of its own.
-        if not (tied and name == HEAD):
-            yield name, tensor.to(dtype)
+        if tied and name == HEAD:
+            continue
+        cast = tensor.to(dtype)
+        if not cast.isfinite().all():
+            raise ValueError(
+                f"{name} of the policy that began as {policy.path} is not finite in {dtype}: look "
+                "for NaN in the checkpoint and in what the run logged, or give another dtype."
+            )
+        yield name, cast
 
 
 def _merged(peft: Any) -> Iterator[tuple[str, Tensor]]:
