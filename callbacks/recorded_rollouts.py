@@ -94,7 +94,7 @@ class RecordedGroups:
 
         Raises:
             FileNotFoundError: A folder holds no rollouts.
-            RecordError: A line cannot be read.
+            RecordError: A line cannot be read, or an image of it is missing.
         """
         self.folders = [folder for run in runs for folder in rollout_folders(Path(run))]
         self.firsts: list[int] = []
@@ -105,9 +105,10 @@ class RecordedGroups:
         self._lines, self._starts = array("q"), array("q", [0])
         digest = hashlib.blake2b(digest_size=16)
         for folder in self.folders:
+            images = {path.stem for path in folder.glob("*/*/*.png")}
             for step in RolloutStore(folder).steps():
                 if step >= keep.first_step:
-                    self._add(folder / f"step_{step:06d}.jsonl", keep, digest)
+                    self._add(folder / f"step_{step:06d}.jsonl", keep, digest, images)
         self.digest = digest.hexdigest()
 
     @property
@@ -147,7 +148,7 @@ class RecordedGroups:
                 _check_context(context, policy, line.place)
         return RolloutGroup(read_sample(lines[0]["sample"]), rollouts)
 
-    def _add(self, path: Path, keep: Keep, digest: Any) -> None:
+    def _add(self, path: Path, keep: Keep, digest: Any, images: set[str]) -> None:
         groups: dict[int, list[tuple[int, int]]] = {}
         offset = 0
         with path.open("rb") as stream:
@@ -155,6 +156,7 @@ class RecordedGroups:
                 line = parse_line(text, f"{path}, line {number}")
                 problem = keep.problem(line)
                 if problem is None:
+                    _check_images(line, path, images)
                     groups.setdefault(line["group"].whole(), []).append((offset, number))
                     digest.update(text)
                 else:
@@ -196,7 +198,7 @@ class RecordedRolloutsCallback(Callback):
 
         Raises:
             FileNotFoundError: A folder holds no rollouts.
-            RecordError: A line cannot be read.
+            RecordError: A line cannot be read, or an image is missing.
             ValueError: There are fewer groups than a step takes, or no pass is allowed.
         """
         runs = [runs] if isinstance(runs, str | Path) else runs
@@ -281,6 +283,24 @@ def _spans(line: Field) -> list[Field]:
     for name in ("contexts", "branches"):
         line[name].each(lambda context: context.each(spans.append))
     return spans
+
+
+def _check_images(line: Field, path: Path, known: set[str]) -> None:
+    """Looks for the images of a line: training would meet a missing one after hours.
+
+    Args:
+        line: A line.
+        path: Its file.
+        known: The images that are there; what is found otherwise joins them.
+
+    Raises:
+        RecordError: An image is missing or damaged.
+    """
+    for span in _spans(line):
+        for view in span["views"].each(read_view):
+            if view.hash not in known:
+                load_view(view, path)
+                known.add(view.hash)
 
 
 def _check_tokens(line: Field, decode: Callable[[tuple[int, ...]], str], policy: str) -> None:

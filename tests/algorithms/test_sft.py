@@ -250,6 +250,20 @@ def test_rollouts_of_a_family_with_other_patches_are_refused_at_the_start(run):
         connected(other, recorded(run))
 
 
+def test_a_missing_image_of_any_kept_rollout_is_told_at_the_start(tmp_path, groups):
+    run = record(tmp_path / "run", groups)
+    last = groups[-1].rollouts[-1].contexts[-1].views[-1].hash
+    [image] = (run / "rollouts").rglob(f"{last}.png")
+    image.rename(tmp_path / image.name)
+    with pytest.raises(RecordError, match=rf"step_.*: the image .*{last}.png is missing"):
+        recorded(run, 1)
+    # Elsewhere through a link they are there too.
+    (tmp_path / image.name).rename(image)
+    (run / "rollouts" / "images").rename(tmp_path / "images")
+    (run / "rollouts" / "images").symlink_to(tmp_path / "images")
+    recorded(run, 1)
+
+
 def test_fewer_groups_than_a_step_takes_are_an_error_that_names_the_folder(tmp_path, groups):
     groups[0].rollouts[0].termination = Termination.MAX_TURNS
     record(tmp_path, groups)
