@@ -1,6 +1,6 @@
 """Merges checkpoints of one base into one model, or writes one checkpoint as a model's folder.
 
-python src/merge.py method=ties base=DIR checkpoints=[A,B] weights=[0.5,0.5] output=DIR
+python src/merge.py method=ties base=DIR checkpoints=[A,B] output=DIR
 python src/merge.py method=consolidate checkpoints=[RUN/checkpoints/step_000099.ckpt] output=DIR
 """
 

@@ -41,6 +41,13 @@ def test_ties_equals_loops_over_single_values(rows, kept):
         assert value == pytest.approx(sum(agreeing) / max(len(agreeing), 1), abs=1e-5)
 
 
+@pytest.mark.parametrize("method", ["ties", "dare_ties"])
+def test_what_all_checkpoints_changed_alike_is_kept_whole_by_weights_of_1(method):
+    change, settings = torch.linspace(-1, 1, 50), MergeSettings(method, density=1)
+    found = combined_change([change] * 3, settings.weights_of(3), settings, "x")
+    torch.testing.assert_close(found, change)
+
+
 @given(vectors)
 def test_task_arithmetic_is_the_weighted_sum_and_linear_the_weighted_mean(rows):
     tensors, share = [torch.tensor(r) for r in rows], [1.0 + n / 4 for n in range(len(rows))]

@@ -82,7 +82,7 @@ class MergeSettings:
         if given is not None and not (is_list and all(map(_is_number, given))):
             raise ValueError(
                 f"weights={given} must be a list of numbers, one for each checkpoint, as in "
-                "weights=[0.5,0.5]; null is 1 for each."
+                "weights=[1.0,0.5]; null is 1 for each."
             )
         if self.dtype is not None and self.dtype not in _DTYPES:
             raise ValueError(
