@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from checkpoint_folders import base_folder, changed, load_report, merged, specialist, weights
+from checkpoint_folders import base_folder, changed, keep, load_report, merged, specialist, weights
 from reframe_vl.checkpoint.folder import current_name
 
 HEAD, EMBEDDING = "lm_head.weight", "model.language_model.embed_tokens.weight"
@@ -33,6 +33,49 @@ def test_f07_f11_tensors_that_are_missing_or_unknown_are_named(made, tmp_path):
     with pytest.raises(ValueError, match=r"norm.weight of .* has shape \[3\]"):
         merged((base, wide), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_f11_a_tensor_that_all_lack_is_told_by_the_index(made, tmp_path):
+    visual = "model.visual.patch_embed.proj.weight"
+    less = [
+        changed(folder, tmp_path / folder.name, lambda n, t: {} if n == visual else {n: t})
+        for folder in made
+    ]
+    with pytest.raises(ValueError, match=rf"base lacks the tensor {visual}, which its model"):
+        merged(less, tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_a_broken_index_or_tokenizer_is_named(made, tmp_path, text):
+    base, one, _ = made
+    broken = changed(one, tmp_path / "broken", keep)
+    (broken / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"broken/model\.safetensors\.index\.json cannot be read"):
+        merged((base, broken), tmp_path / "out")
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"broken/tokenizer\.json cannot be read"):
+        merged((base, broken), tmp_path / "out")
+
+
+def test_an_adapter_beside_the_base_does_not_come_along(made, tmp_path):
+    base, one, _ = made
+    both = changed(base, tmp_path / "both", keep)
+    (both / "adapter_config.json").write_text("{}")
+    merged((both, one), tmp_path / "out")
+    assert load_report(tmp_path / "out") == {}
+
+
+def test_whole_numbers_are_compared_as_they_are(made, tmp_path):
+    def add(number):
+        extra = {"model.language_model.ids": torch.tensor([number])}
+        return lambda n, t: {n: t} | (extra if n == NORM else {})
+
+    base = changed(made[0], tmp_path / "base", add(2**24))
+    other = changed(made[1], tmp_path / "other", add(2**24 + 1))
+    with pytest.raises(ValueError, match=r"ids differs, but cannot be merged: it is torch\.int64"):
+        merged((base, other), tmp_path / "out")
+    same = merged((base, base), tmp_path / "same")
+    assert same["model.language_model.ids"].tolist() == [2**24]
 
 
 def test_f11_heads_for_speculative_decoding_stay_the_bases(made, tmp_path):

@@ -13,6 +13,7 @@ from peft.utils.other import get_pattern_key
 from torch import Tensor
 
 from reframe_vl.checkpoint.folder import (
+    ADAPTER_CONFIG,
     EMBEDDING,
     HEAD,
     Checkpoint,
@@ -24,7 +25,6 @@ from reframe_vl.checkpoint.folder import (
 )
 from reframe_vl.policy.kinship import same_model
 
-ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.[^.]+)?\.weight")
 
@@ -121,6 +121,10 @@ class Adapter:
                 f"its {ADAPTER_CONFIG}."
             )
         return adapter
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """A tensor that was trained as such; None where the base's is meant or added to."""
+        return self.whole.get(name)
 
     def tensor(self, name: str, base: Tensor) -> Tensor:
         """The tensor with the adapter merged in, in float32."""

@@ -16,15 +16,18 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoConfig
 
 from reframe_vl.checkpoint.streaming import DTYPES
+from reframe_vl.policy.kinship import differing_token
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 _BASE_ONLY = "mtp."
 """Heads for speculative decoding that transformers neither loads nor saves, so that a checkpoint
@@ -90,7 +93,17 @@ class Checkpoint:
                 "checkpoint."
             )
         tensors: dict[str, StoredTensor] = {}
-        for stored in read_headers(_weight_files(folder)):
+        files, promised = _weight_files(folder)
+        found = read_headers(files)
+        tied = bool(config.tie_word_embeddings)
+        needed = promised - {HEAD} if tied else promised
+        # Otherwise one that base and checkpoints all lack would be lost without a word.
+        if absent := sorted(needed - {stored.name for stored in found}):
+            raise ValueError(
+                f"{folder} lacks {_some(absent)}, which its {INDEX} promises: copy the checkpoint "
+                "again."
+            )
+        for stored in found:
             name = current_name(stored.name)
             if name in tensors:
                 raise ValueError(
@@ -98,7 +111,6 @@ class Checkpoint:
                     "remove one of them."
                 )
             tensors[name] = stored
-        tied = bool(config.tie_word_embeddings)
         if tied:
             _drop_tied_head(folder, tensors)
         return cls(folder, tied, tensors)
@@ -124,6 +136,10 @@ class Checkpoint:
         check_known(self.folder, self.tensors, base)
         for name, stored in self.tensors.items():
             check_shape(stored, stored.shape, base.tensors[name])
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """A tensor as it is; None where the base's is meant."""
+        return self.tensors.get(name)
 
     def tensor(self, name: str, base: Tensor) -> Tensor:
         """A tensor in float32; the base's where this checkpoint lacks it."""
@@ -162,8 +178,9 @@ def local_folder(path: str) -> Path:
 def companions(folder: Path) -> list[Path]:
     """The files that go with the weights: settings, tokenizer, processor, chat template."""
     found = [path for pattern in _COMPANIONS for path in folder.glob(pattern)]
-    # An index of other weights would win over the new ones at the next load.
-    return sorted(path for path in found if not path.name.endswith(".index.json"))
+    # An index of other weights, or an adapter, would win over the new ones at the next load.
+    others = (".index.json", ADAPTER_CONFIG)
+    return sorted(path for path in found if not path.name.endswith(others))
 
 
 def read_headers(files: Iterable[Path]) -> list[StoredTensor]:
@@ -216,7 +233,27 @@ def check_shape(stored: StoredTensor, shape: tuple[int, ...], base: StoredTensor
         )
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def check_tokens(folder: Path, base: Path) -> None:
+    """Checks that ids stand for the same tokens, where both folders have a tokenizer.
+
+    Raises:
+        ValueError: They do not.
+    """
+    files = [place / "tokenizer.json" for place in (folder, base)]
+    if not all(file.is_file() for file in files):
+        return
+    own, theirs = (_tokens(file) for file in files)
+    token = differing_token(own, theirs)
+    if token is not None:
+        raise ValueError(
+            f"The token {token!r} has id {own.get(token)} in {folder} and {theirs.get(token)} in "
+            f"{base}: rows of one id must mean the same. Give checkpoints with the base's "
+            "tokenizer."
+        )
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
+    """The files with the weights, and the names of tensors that an index says are in them."""
     single, index = folder / SINGLE_FILE, folder / INDEX
     if single.is_file() and index.is_file():
         raise ValueError(
@@ -224,17 +261,32 @@ def _weight_files(folder: Path) -> list[Path]:
             "remove it."
         )
     if single.is_file():
-        return [single]
+        return [single], set()
     if not index.is_file():
         raise FileNotFoundError(
             f"{folder} has no {SINGLE_FILE} and no {INDEX}: save the checkpoint as safetensors."
         )
-    files = [
-        folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    ]
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{index} cannot be read ({error!r}): copy or save the checkpoint again."
+        ) from error
+    files = [folder / name for name in sorted(set(places.values()))]
     if absent := [path.name for path in files if not path.is_file()]:
         raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}: copy the checkpoint again.")
-    return files
+    return files, set(places)
+
+
+def _tokens(file: Path) -> dict[str, int]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        json.loads(text)
+    except ValueError as error:
+        # tokenizers tells it by an exception of no type of its own.
+        raise ValueError(f"{file} cannot be read ({error}): copy or save it again.") from error
+    vocabulary: dict[str, int] = Tokenizer.from_str(text).get_vocab()
+    return vocabulary
 
 
 def _drop_tied_head(folder: Path, tensors: dict[str, StoredTensor]) -> None:

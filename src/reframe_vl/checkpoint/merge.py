@@ -25,21 +25,21 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from peft.utils.merge_utils import dare_linear, dare_ties, task_arithmetic, ties
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG, Adapter
+from reframe_vl.checkpoint.adapter import Adapter
 from reframe_vl.checkpoint.card import CARD
 from reframe_vl.checkpoint.folder import (
+    ADAPTER_CONFIG,
     INDEX,
     SINGLE_FILE,
     Checkpoint,
     StoredTensor,
+    check_tokens,
     companions,
 )
 from reframe_vl.checkpoint.streaming import write_safetensors
 from reframe_vl.checkpoint.writing import written_whole
-from reframe_vl.policy.kinship import differing_token
 
 logger = logging.getLogger(__name__)
 
@@ -169,31 +169,12 @@ def open_source(folder: Path, base: Checkpoint) -> Checkpoint | Adapter:
         FileNotFoundError: The folder holds neither.
         ValueError: It does not fit the base.
     """
-    _check_tokens(folder, base.folder)
+    check_tokens(folder, base.folder)
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
         return Adapter.open(folder, base)
     checkpoint = Checkpoint.open(folder)
     checkpoint.check_fits(base)
     return checkpoint
-
-
-def _check_tokens(folder: Path, base: Path) -> None:
-    """Checks that ids stand for the same tokens, where both folders have a tokenizer.
-
-    Raises:
-        ValueError: They do not.
-    """
-    files = [place / "tokenizer.json" for place in (folder, base)]
-    if not all(file.is_file() for file in files):
-        return
-    own, theirs = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
-    token = differing_token(own, theirs)
-    if token is not None:
-        raise ValueError(
-            f"The token {token!r} has id {own.get(token)} in {folder} and {theirs.get(token)} in "
-            f"{base}: rows of one id must mean the same. Give checkpoints with the base's "
-            "tokenizer."
-        )
 
 
 def merge_checkpoints(
@@ -278,11 +259,14 @@ def _merged(
         ValueError: It is not a tensor of numbers that can be merged, or not finite.
     """
     stored = base.tensors[name]
-    start = stored.read().float()
     if not stored.dtype.is_floating_point:
-        if any(source.change(name, start).any() for source in sources):
+        kept = stored.read()
+        # As they are: float32 does not tell large ones apart.
+        own = [source.stored(name) for source in sources]
+        if any((other.read() != kept).any() for other in own if other is not None):
             raise ValueError(f"{stored.name} differs, but cannot be merged: it is {stored.dtype}.")
-        return stored.read()
+        return kept
+    start = stored.read().float()
     if settings.method == "linear":
         result = weighted_mean([source.tensor(name, start) for source in sources], weights)
     else:
