@@ -26,7 +26,8 @@ class LoRASettings:
         rank: Of the adapters.
         alpha: Scale; the update is alpha / rank times the product.
         dropout: On the adapters' input. Above 0 the trainer's log-probs differ from the sampler's.
-        target_modules: A regular expression or names; None is all linear layers of the decoder.
+        target_modules: A regular expression or names, of linear layers; None is all of the
+            decoder's.
     """
 
     rank: int = 16
