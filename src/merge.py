@@ -49,9 +49,9 @@ def consolidate(cfg: DictConfig) -> None:
     """
     import torch
 
-    from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG
     from reframe_vl.checkpoint.card import model_card
     from reframe_vl.checkpoint.export import export_policy
+    from reframe_vl.checkpoint.folder import ADAPTER_CONFIG
     from reframe_vl.checkpoint.merge import MergeSettings
     from reframe_vl.checkpoint.reading import read_progress
     from reframe_vl.evaluating import load_checkpoint
@@ -208,18 +208,25 @@ def _folder(path: Path, room: Path, stack: ExitStack) -> Path:
         FileNotFoundError: There is no checkpoint at the path.
     """
     from reframe_vl import runs
-    from reframe_vl.checkpoint.adapter import ADAPTER_CONFIG
     from reframe_vl.checkpoint.export import export_policy
+    from reframe_vl.checkpoint.folder import ADAPTER_CONFIG
     from reframe_vl.checkpoint.writing import aside
     from reframe_vl.evaluating import load_checkpoint
 
-    if (path / runs.POLICY / "config.json").is_file():
-        return path / runs.POLICY
+    policy = path / runs.POLICY
+    if (policy / "config.json").is_file():
+        newest, written = runs.latest_checkpoint(path), (policy / "config.json").stat().st_mtime
+        if newest is not None and newest.stat().st_mtime > written:
+            logger.warning(
+                "%s is newer than %s, which is merged: give the checkpoint itself to merge it.",
+                *(newest, policy),
+            )
+        return policy
     if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return path
-    policy = load_checkpoint(_in_single(_settings_of(path)), path)
+    loaded = load_checkpoint(_in_single(_settings_of(path)), path)
     folder = stack.enter_context(aside(room)) / runs.POLICY
-    export_policy(policy, folder)
+    export_policy(loaded, folder)
     return folder
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,17 @@ def test_a_finished_run_gives_its_policy_and_a_merge_can_be_evaluated(made, run,
     found = dict(policy.model.named_parameters())
     for name, parameter in one_policy.model.named_parameters():
         assert torch.equal(parameter, found[name])
+
+
+def test_a_checkpoint_that_is_newer_than_the_policy_is_told_of(made, run, tmp_path, caplog):
+    export_policy(load_policy(made[1]), run / "policy")
+    [file] = (run / "checkpoints").iterdir()
+    words = f"{file} is newer than {run / 'policy'}, which is merged"
+    for seconds in (-10, 10):
+        time = (run / "policy" / "config.json").stat().st_mtime + seconds
+        os.utime(file, (time, time))
+        merge(composed("merge", checkpoints=[str(run)], output=str(tmp_path / f"out{seconds}")))
+        assert (words in caplog.text) == (seconds > 0)
 
 
 def test_a_shipped_base_is_named_by_its_number(tmp_path):
