@@ -13,9 +13,10 @@ from reframe_vl.algorithms.module import PolicyModule
 from reframe_vl.callbacks.graceful_stop import GracefulStop
 from reframe_vl.checkpoint.card import model_card
 from reframe_vl.checkpoint.export import export_policy
-from reframe_vl.checkpoint.folder import Checkpoint, local_folder
+from reframe_vl.checkpoint.folder import Checkpoint
 from reframe_vl.checkpoint.merge import MergeSettings, merge_checkpoints, open_source
 from reframe_vl.checkpoint.writing import aside
+from reframe_vl.policy.hub import local_folder
 
 logger = logging.getLogger(__name__)
 

@@ -113,8 +113,8 @@ def _base(cfg: DictConfig, checkpoints: list[Path]) -> Path:
         FileNotFoundError: There is no such folder.
         ValueError: It is no base, or none is given and the runs name none or several.
     """
-    from reframe_vl.checkpoint.folder import local_folder
     from reframe_vl.mini.model import base_folder
+    from reframe_vl.policy.hub import local_folder
     from reframe_vl.policy.kinship import same_model
 
     given = cfg.base

@@ -146,7 +146,7 @@ def test_runs_of_several_bases_are_merged_only_with_the_base_given(made, trained
 def test_a_base_that_is_elsewhere_now_is_asked_for(made, trained, tmp_path):
     run = trained("a", tmp_path / "gone", made[1])
     cfg = composed("merge", checkpoints=[str(run)], output=str(tmp_path / "out"))
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder at .*/gone.* add base="):
+    with pytest.raises(FileNotFoundError, match=r"[Nn]o checkpoint folder at .*/gone.* add base="):
         merge(cfg)
 
 

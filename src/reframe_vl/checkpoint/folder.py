@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoConfig
 
 from reframe_vl.checkpoint.streaming import DTYPES
+from reframe_vl.policy.hub import COMPANIONS
 from reframe_vl.policy.kinship import differing_token
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -32,8 +32,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 _BASE_ONLY = "mtp."
 """Heads for speculative decoding that transformers neither loads nor saves, so that a checkpoint
 trained with it lacks them."""
-
-_COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -161,23 +159,9 @@ def current_name(name: str) -> str:
     return re.sub(r"^model\.(?!language_model\.|visual\.)", "model.language_model.", name)
 
 
-def local_folder(path: str) -> Path:
-    """A checkpoint's folder; one that is a name on the model hub is fetched, or found in its cache.
-
-    Raises:
-        FileNotFoundError: There is no such folder, and the path is no name on the hub.
-    """
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        raise FileNotFoundError(f"There is no checkpoint folder at {path}.")
-    return Path(snapshot_download(path, allow_patterns=["*.safetensors", *_COMPANIONS]))
-
-
 def companions(folder: Path) -> list[Path]:
     """The files that go with the weights: settings, tokenizer, processor, chat template."""
-    found = [path for pattern in _COMPANIONS for path in folder.glob(pattern)]
+    found = [path for pattern in COMPANIONS for path in folder.glob(pattern)]
     # An index of other weights, or an adapter, would win over the new ones at the next load.
     others = (".index.json", ADAPTER_CONFIG)
     return sorted(path for path in found if not path.name.endswith(others))

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import AutoConfig, AutoTokenizer
 
-from reframe_vl.checkpoint.folder import local_folder
 from reframe_vl.data.datamodule import SampleDataModule
+from reframe_vl.policy.hub import local_folder
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.rewards.total import RewardWeights, score
 from reframe_vl.rollout.encoding import Encoder

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from reframe_vl.policy.hub import local_folder
 from reframe_vl.policy.model import VisionLanguageModel
 from reframe_vl.policy.views import ViewMaker
 from reframe_vl.policy.visual_cache import VisualCache
@@ -99,11 +100,10 @@ def load_policy(
             others, or adapters cannot stand where they are asked for.
     """
     path = str(path)
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise FileNotFoundError(f"No checkpoint folder at {path}: set model.path to one.")
-    config = AutoConfig.from_pretrained(path)
+    folder = local_folder(path)
+    config = AutoConfig.from_pretrained(folder)
     loaded: Any = AutoModelForImageTextToText.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
     )
     model, report = loaded
     _check_complete(path, report)
@@ -111,12 +111,12 @@ def load_policy(
         model = with_adapters(model, lora)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(path), visual_cache)
+    wrapped = VisionLanguageModel(model, ViewMaker.from_pretrained(folder), visual_cache)
     if freeze_vision:
         wrapped.visual.requires_grad_(False)
     frame = CoordinateFrame(coordinate_frame) if coordinate_frame else None
     codec = codec_for(family or config.model_type, frame, thinking, compact_calls)
-    return Policy(wrapped.train(), AutoTokenizer.from_pretrained(path), codec, path)
+    return Policy(wrapped.train(), AutoTokenizer.from_pretrained(folder), codec, path)
 
 
 def _check_complete(path: str, report: Mapping[str, Collection[str]]) -> None:
