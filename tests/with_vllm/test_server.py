@@ -1,7 +1,6 @@
 import asyncio
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -73,15 +72,21 @@ def test_a_served_teacher_scores_as_one_in_this_process(teacher, checkpoint, tem
 
 
 @pytest.mark.long
-def test_a_server_killed_in_mid_step_costs_no_sample(launched, loop):
+def test_a_server_killed_in_mid_step_costs_no_sample(launched, loop, monkeypatch):
     how = sampling(max_new_tokens=30)
     loop.run(launched.sync(changed(launched.model, 5), 11))
     undisturbed = loop.run(play(launched, how, count=12))
-    first = launched.backend.process.pid
-    timer = threading.Timer(0.4, os.kill, [first, signal.SIGKILL])
-    timer.start()
+    first, asked, generate = launched.backend.process.pid, [], launched.backend.generate
+
+    async def killing(request):
+        asked.append(request)
+        if len(asked) == 6:
+            os.kill(first, signal.SIGKILL)
+        return await generate(request)
+
+    monkeypatch.setattr(launched.backend, "generate", killing)
     contexts = loop.run(play(launched, how, count=12))
-    timer.join()
+    assert len(asked) > 12, "some were asked again"
     assert launched.backend.process.pid != first
     assert len(contexts) == len(undisturbed)
     # The new server has the weights of the last sync, not those of the checkpoint.
