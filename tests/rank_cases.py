@@ -110,7 +110,9 @@ CASES = {
         logits_chunk=16,
         share=all_to_the_first,
     ),
-    "clipped": Case(micro=2, clip=0.05),
+    # The norm is 1.2. What is left is read from the weights, so it must be large beside their
+    # rounding.
+    "clipped": Case(micro=2, clip=0.5),
 }
 
 HALF_CASES = {

@@ -22,7 +22,9 @@ def local_folder(path: str) -> Path:
     if folder.is_dir():
         return folder
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        raise FileNotFoundError(f"No checkpoint folder at {path}: give one that is there.")
+        raise FileNotFoundError(
+            f"No checkpoint folder at {path}: set model.path, or what else names it, to one."
+        )
     try:
         return Path(snapshot_download(path, allow_patterns=["*.safetensors", *COMPANIONS]))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:

@@ -32,9 +32,9 @@ class SandboxPool:
         Raises:
             SandboxError: They cannot be walled off so.
         """
-        check_wall(wall)
         if warm < 0:
             raise ValueError(f"warm is {warm}: the pool cannot keep fewer than 0 interpreters.")
+        check_wall(wall)
         self.limits = limits or Limits()
         self._warm = warm
         self._wall: Wall = wall
