@@ -78,7 +78,9 @@ def consolidate(cfg: DictConfig) -> None:
     settings = _settings_of(path)
     checkpoint = latest_checkpoint(path) or path
     dtype = cfg.dtype or settings.model.get("dtype") or "float32"
-    policy = load_checkpoint(_in_single(settings), checkpoint)
+    # Adapters are merged in, and types changed, in single precision, and rounded once.
+    wide = settings.model.get("lora") or dtype != settings.model.get("dtype")
+    policy = load_checkpoint(_in_single(settings) if wide else settings, checkpoint)
     progress = read_progress(checkpoint)
     card = model_card(
         str(settings.model.path),

@@ -183,3 +183,7 @@ def test_a_finished_run_goes_on_where_more_steps_are_asked_for(random_model, tmp
         assert (run / "results.json").is_file()
         assert len(list((run / "rollouts").glob("*.jsonl"))) == steps
     assert "Going on from" in result.stdout + result.stderr
+    assert (run / "policy_1_steps" / "config.json").is_file()
+    (run / "results.json").unlink()
+    result = launch(random_model, tmp_path, *more, "steps=1")
+    assert result.returncode == 1 and "is of 2 steps, and steps=1 are asked" in result.stderr

@@ -52,6 +52,15 @@ def test_what_the_gate_and_the_ground_drop_do_is_part_of_what_a_run_is(tmp_path)
         runs.begin(config(run, resume="auto", callbacks=callbacks | {"gate": None}), run)
 
 
+def test_a_run_from_before_callbacks_were_kept_goes_on(tmp_path):
+    callbacks = {"gate": None, "ground_drop": {"mode": "bernoulli"}}
+    run = started(tmp_path, callbacks=callbacks)
+    identity = json.loads((run / runs.IDENTITY).read_text())
+    del identity["settings"]["callbacks"]
+    (run / runs.IDENTITY).write_text(json.dumps(identity))
+    runs.begin(config(run, resume="auto", callbacks=callbacks), run)
+
+
 def test_a_server_may_have_moved_when_a_run_goes_on(tmp_path):
     run = started(tmp_path, teachers={"spatial": "http://node7:8000"})
     runs.begin(config(run, resume="auto", teachers={"spatial": "http://node9:8001"}), run)
@@ -67,8 +76,13 @@ def test_a_run_that_was_finished_with_fewer_steps_is_not_finished(tmp_path):
     assert runs.read_results(run) == runs.read_results(run, 20) == {}
     assert runs.read_results(run, 240) is None
     # Once it goes on, it has no results until it is finished again.
+    (run / runs.POLICY).mkdir()
+    (run / runs.POLICY / "config.json").write_text("{}")
     runs.claim(config(run, steps=240), run)
-    assert not (run / runs.RESULTS).exists()
+    assert not (run / runs.RESULTS).exists() and not (run / runs.POLICY).exists()
+    # And what it had is kept.
+    assert (run / "results_20_steps.json").read_text() == "{}"
+    assert (run / "policy_20_steps" / "config.json").is_file()
 
 
 def test_auto_finds_the_newest_run_of_the_same_overrides_in_any_order(tmp_path):

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -52,6 +53,9 @@ compared where it is first named."""
 
 _METHOD_CALLBACKS = ("gate", "ground_drop")
 """Callbacks whose settings are part of the method, so they may not change."""
+
+_FOLLOWS = ("algorithm.teachers.context_tokens",)
+"""Settings that repeat others, which are compared."""
 
 _NUMBERS: dict[str, tuple[type | tuple[type, ...], float]] = {
     "steps": (int, 1),
@@ -270,14 +274,21 @@ def begin(cfg: DictConfig, run: Path) -> None:
             f"{run} already holds a run: add resume=auto to go on with it, or give another "
             "run_name."
         )
-    theirs, own = _flat(json.loads(path.read_text())["settings"]), _flat(_settings(cfg))
-    changed = [
-        f"{name}: was {theirs.get(name)}, is {own.get(name)}"
-        for name in sorted(theirs.keys() | own.keys())
-        if theirs.get(name) != own.get(name)
-        # A server may be started again on another machine.
-        and not (_is_url(theirs.get(name)) and _is_url(own.get(name)))
-    ]
+    stored = json.loads(path.read_text())["settings"]
+    now = _settings(cfg)
+    if "callbacks" not in stored:
+        # It was started before they were kept.
+        now.pop("callbacks", None)
+    theirs, own = _flat(stored), _flat(now)
+    changed = []
+    for name in sorted(theirs.keys() | own.keys()):
+        was, is_now = theirs.get(name), own.get(name)
+        if was == is_now or name in _FOLLOWS:
+            continue
+        if _is_url(was) and _is_url(is_now):
+            logger.warning("%s was %s, is %s: taken for the same server.", name, was, is_now)
+        else:
+            changed.append(f"{name}: was {was}, is {is_now}")
     if changed:
         raise ConfigError(
             f"{run} was started with other settings, so it cannot go on with these:\n  "
@@ -291,9 +302,8 @@ def claim(cfg: DictConfig, run: Path) -> None:
     path = run / IDENTITY
     if not is_first_rank():
         return
-    # Those of fewer steps, where it goes on: it is finished when it has new ones. Before the
-    # settings, which other ranks read first.
-    (run / RESULTS).unlink(missing_ok=True)
+    # Before the settings, which other ranks read first.
+    _set_aside(run)
     # Other commands read those of all runs.
     write_whole(run / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     if not path.is_file():
@@ -301,6 +311,20 @@ def claim(cfg: DictConfig, run: Path) -> None:
         kept = [o for o in overrides if not o.startswith(_RUN_KEYS)]
         identity = {"overrides": kept, "settings": _settings(cfg)}
         write_whole(path, json.dumps(identity, indent=1) + "\n")
+
+
+def _set_aside(run: Path) -> None:
+    """Keeps what a finished run that goes on has, under other names: it is finished no longer."""
+    if not (run / RESULTS).is_file():
+        return
+    steps = _steps(run)
+    for name in (POLICY, RESULTS):
+        path = run / name
+        if path.exists():
+            kept = path.with_name(f"{path.stem}_{steps}_steps{path.suffix}")
+            if kept.is_dir():
+                shutil.rmtree(kept)
+            path.replace(kept)
 
 
 def _settings(cfg: DictConfig) -> dict[str, Any]:
@@ -337,10 +361,10 @@ def read_results(run: Path, steps: int = 0) -> dict[str, Any] | None:
     """
     done = _steps(run)
     path = run / RESULTS
-    if not path.is_file():
-        return None
     try:
         results: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
     except json.JSONDecodeError:
         logger.warning("%s is not readable: the run is evaluated again.", path)
         return None

@@ -87,6 +87,7 @@ def open_run(cfg: DictConfig) -> Iterator[OpenRun]:
             if finished is not None:
                 logger.info("This run is finished: %s", folder / runs.RESULTS)
             checkpoint = None if finished else _checkpoint(cfg, folder)
+            _check_steps(cfg, checkpoint)
         yield OpenRun(folder, checkpoint, finished)
 
 
@@ -214,6 +215,16 @@ def _checkpoint(cfg: DictConfig, run: Path) -> Path | None:
     named = Path(cfg.resume)
     chosen = named.parent.name == runs.CHECKPOINTS and form_of(named) is not None
     return named if chosen else runs.latest_checkpoint(run)
+
+
+def _check_steps(cfg: DictConfig, checkpoint: Path | None) -> None:
+    """Checks that a checkpoint is not beyond the run's end."""
+    done = read_progress(checkpoint)["epoch"] + 1 if checkpoint else 0
+    if done > cfg.steps:
+        raise runs.ConfigError(
+            f"{checkpoint} is of {done} steps, and steps={cfg.steps} are asked for: give "
+            f"steps={done} or more, or an earlier checkpoint."
+        )
 
 
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[Any]:

@@ -212,8 +212,18 @@ def test_an_adapter_of_another_base_is_refused_and_one_named_default_harms_nobod
         np.testing.assert_array_equal(mine, expected)
 
 
-def test_a_teachers_base_is_told_from_another_runs_policy_by_its_place(tmp_path):
-    one, two = (tmp_path / run / "policy" for run in ("one", "two"))
+def test_copies_of_a_base_are_one_base(tmp_path):
+    places = [tmp_path / place / "base" for place in ("nfs", "scratch")]
+    for place in places:
+        place.mkdir(parents=True)
+    settings = {"base_model_name_or_path": str(places[0])}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    check_base(str(places[1]), tmp_path, "spatial")
+
+
+@pytest.mark.parametrize("names", [("a/one", "a/two"), ("a/same", "b/same")])
+def test_a_teachers_base_is_told_from_another_runs_policy(tmp_path, names):
+    one, two = (tmp_path / run / "policy" for run in names)
     settings = {"base_model_name_or_path": str(one)}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     # By name, while neither of them is here.

@@ -331,8 +331,10 @@ def test_numbers_of_a_gate_are_there_also_where_it_did_not_step_in():
     made = [RolloutGroup(sample(), [stepped_in, stood])]
     numbers = statistics(made, gate=True)
     assert (numbers["gated"], numbers["interventions"]) == (0.5, 0.5)
-    # The gate's own call is none of the policy's.
-    assert numbers["calls"] == numbers["call_rate"] == 0.5
+    # The gate's own call is none of the policy's; the call that it replaced shows that it looks.
+    assert (numbers["calls"], numbers["call_rate"]) == (0.5, 1.0)
+    unreadable, _ = play(f"<tool_call>nonsense</tool_call>{END}", ANSWER)
+    assert statistics([RolloutGroup(sample(), [unreadable])], gate=True)["call_rate"] == 0.0
     of_none = statistics([RolloutGroup(sample(), [stood])], gate=True)
     names = ("gated", "interventions", "injected_tokens")
     assert [of_none[name] for name in names] == [0.0, 0.0, 0.0]

@@ -17,7 +17,6 @@ from torch import Tensor
 from reframe_vl.checkpoint.card import CARD
 from reframe_vl.checkpoint.folder import HEAD
 from reframe_vl.checkpoint.writing import written_whole
-from reframe_vl.policy.hub import local_folder
 from reframe_vl.policy.loading import Policy
 from reframe_vl.policy.sharding import full, gathered, pushed
 
@@ -82,8 +81,8 @@ def export_policy(
             _empty_copy(policy, dtype).save_pretrained(part, state_dict=weights)
         policy.tokenizer.save_pretrained(part)
         for name in _PROCESSOR_FILES:
-            source = local_folder(policy.path) / name
-            if source.is_file():
+            source = policy.folder and policy.folder / name
+            if source and source.is_file():
                 shutil.copy(source, part / name)
         if card is not None:
             (part / CARD).write_text(card)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +104,17 @@ def aside(folder: Path) -> Iterator[Path]:
             with in_use.open("r+") as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(in_use.parent, ignore_errors=True)
-        except (BlockingIOError, FileNotFoundError, PermissionError):
-            # Its process lives, it went just now, or it is someone else's.
+        except OSError:
+            # Its process lives, it went just now, it is someone else's, or there are no locks.
             continue
     with tempfile.TemporaryDirectory(dir=folder, prefix=_ASIDE) as made:
         place = Path(made)
         with (place / f"{_IN_USE}{_PART}").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            # Found by others only once it is locked.
-            os.rename(handle.name, place / _IN_USE)
+            # A file system without locks is not tidied up.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                # Found by others only once it is locked.
+                os.rename(handle.name, place / _IN_USE)
             yield place
 
 

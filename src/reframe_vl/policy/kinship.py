@@ -24,19 +24,19 @@ def model_name(path: str | Path) -> str:
         ('base2', 'Qwen3-VL-4B')
         >>> model_name("/cache/models--Qwen--Qwen3-VL-4B/snapshots/5f1e")
         'Qwen3-VL-4B'
-        >>> model_name("/logs/gdgrpo/RUN/policy")
-        'RUN/policy'
+        >>> model_name("/logs/gdgrpo_spatial/RUN/policy")
+        'gdgrpo_spatial/RUN/policy'
     """
     path = Path(path)
     if path.parent.name == "snapshots":
         return path.parent.parent.name.rpartition("--")[2]
     # Every run calls what it trained so.
-    return f"{path.absolute().parent.name}/policy" if path.name == "policy" else path.name
+    return "/".join(path.absolute().parts[-3:]) if path.name == "policy" else path.name
 
 
 def same_model(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths or names are of one model: by place where both are here, else by name."""
+    """Whether two paths or names are of one model: one place, or copies of one name."""
     places = [Path(path).expanduser() for path in (one, other)]
-    if all(place.is_dir() for place in places):
-        return places[0].samefile(places[1])
+    if all(place.is_dir() for place in places) and places[0].samefile(places[1]):
+        return True
     return model_name(one) == model_name(other)

@@ -42,15 +42,17 @@ class Policy:
     """A policy and what speaks for it.
 
     Attributes:
-        path: Where it was loaded from.
+        path: Where it was loaded from: a folder, or a name on the model hub.
         tokenizer: The transformers tokenizer.
         codec: How its family writes turns.
+        folder: Its files; None where it was not loaded from any.
     """
 
     model: VisionLanguageModel
     tokenizer: Any
     codec: Codec
     path: str
+    folder: Path | None = None
 
     def sampling(self, temperature: float, max_new_tokens: int) -> Sampling:
         """The distribution its turns are drawn from: placeholder and vision tokens banned.
@@ -107,6 +109,8 @@ def load_policy(
     )
     model, report = loaded
     _check_complete(path, report)
+    # What an adapter names as its base: not the place in this machine's cache of the hub.
+    model.name_or_path = path
     if lora is not None:
         model = with_adapters(model, lora)
     if gradient_checkpointing:
@@ -116,7 +120,7 @@ def load_policy(
         wrapped.visual.requires_grad_(False)
     frame = CoordinateFrame(coordinate_frame) if coordinate_frame else None
     codec = codec_for(family or config.model_type, frame, thinking, compact_calls)
-    return Policy(wrapped.train(), AutoTokenizer.from_pretrained(folder), codec, path)
+    return Policy(wrapped.train(), AutoTokenizer.from_pretrained(folder), codec, path, folder)
 
 
 def _check_complete(path: str, report: Mapping[str, Collection[str]]) -> None:

@@ -180,10 +180,6 @@ class VisionLanguageModel(nn.Module):
 
     def _own_precision(self) -> AbstractContextManager[object]:
         """Mixed precision where parameters are wider than what the model computes in."""
-        if self.dtype == torch.float32:
-            # Whatever is around it: a teacher in single precision stays so beside a student in
-            # mixed precision.
-            return torch.autocast(self.device.type, enabled=False)
         if all(p.dtype.itemsize <= self.dtype.itemsize for p in self.parameters()):
             return nullcontext()
         # Each weight is rounded once for all forwards within, whatever is around them.

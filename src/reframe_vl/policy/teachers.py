@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from peft import PeftConfig, PeftModel
 
 from reframe_vl.policy.loading import Policy, load_policy
@@ -76,11 +77,17 @@ class FrozenModel(LocalTeacher):
         """The model, on the student's device."""
         self.teacher.to(self.student.device)
         try:
-            with self.teacher.inference():
+            with self._precision(), self.teacher.inference():
                 yield self.teacher
         finally:
             if self.offload:
                 self.teacher.to("cpu")
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """A teacher in single precision stays so beside a student in mixed precision."""
+        if self.teacher.dtype == torch.float32:
+            return torch.autocast(self.student.device.type, enabled=False)
+        return nullcontext()
 
 
 @dataclass

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from reframe_vl.rollout.gate import BELOW_THRESHOLD
-from reframe_vl.types import CallStatus, Provenance, Rollout, RolloutGroup, Termination, View
+from reframe_vl.types import (
+    CallRecord,
+    CallStatus,
+    Provenance,
+    Rollout,
+    RolloutGroup,
+    Termination,
+    View,
+)
 
 _BY_DOMAIN = (
     "reward",
@@ -28,9 +36,9 @@ def statistics(groups: Sequence[RolloutGroup], gate: bool = False) -> dict[str, 
         gate: Whether there was one.
 
     Keys: ``reward``, ``reward/…`` (each component over the rollouts it applies to), ``calls``
-    (executed calls a rollout), ``call_rate`` (rollouts with a successful call), ``parse_rate``
-    (proposed calls that were valid; 1 without any), ``dead_groups`` (groups whose advantages are
-    all 0, where there are advantages),
+    (executed calls a rollout), ``call_rate`` (rollouts with a call that succeeded, or that only the
+    gate replaced), ``parse_rate`` (proposed calls that were valid; 1 without any), ``dead_groups``
+    (groups whose advantages are all 0, where there are advantages),
     ``not_scorable`` (rollouts without a reward), ``blank_views`` (first views of one colour),
     ``dropped`` (rollouts that lost their original input), ``sampled_tokens``, ``visual_tokens``,
     ``turns``, ``coercions`` (calls whose arguments were converted), ``ended_turns`` (turns that
@@ -85,8 +93,7 @@ def _numbers(groups: Sequence[RolloutGroup], gate: bool) -> dict[str, float]:
     own_calls = [c for r in rollouts for c in r.calls if not c.by_gate]
     refused = [c for c in own_calls if c.status is CallStatus.REFUSED]
     result["calls"] = sum(c.status is CallStatus.OK for c in own_calls) / count
-    called = [any(c.succeeded and not c.by_gate for c in r.calls) for r in rollouts]
-    result["call_rate"] = sum(called) / count
+    result["call_rate"] = sum(any(map(_looks, r.calls)) for r in rollouts) / count
     invalid = len(refused) + sum(
         c.status is CallStatus.REPLACED and c.reason != BELOW_THRESHOLD for c in own_calls
     )
@@ -133,6 +140,14 @@ def _numbers(groups: Sequence[RolloutGroup], gate: bool) -> dict[str, float]:
     reasons = Counter(c.reason for c in refused)
     result |= {f"refused/{reason}": number / count for reason, number in sorted(reasons.items())}
     return result
+
+
+def _looks(call: CallRecord) -> bool:
+    """Whether it is a call of the policy's own that succeeded, or would have without a gate."""
+    stood = call.succeeded or (
+        call.status is CallStatus.REPLACED and call.reason == BELOW_THRESHOLD
+    )
+    return stood and not call.by_gate
 
 
 def _ends_replaced(rollout: Rollout) -> bool:
