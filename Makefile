@@ -22,7 +22,7 @@ train: $(STAMP) ## Train the small default experiment; ARGS="key=value ..." over
 # Each step goes on where it was stopped, and is not done again once it is done. Other ARGS need
 # another NAME, which all three runs have.
 NAME = reframe
-reframe: $(STAMP) ## Train two specialists and distil both into one student (about 30 minutes)
+reframe: $(STAMP) ## Train two specialists and distil both into one student (8 to 30 minutes)
 	.venv/bin/python src/train.py experiment=gdgrpo_spatial 'run_name=$(NAME)' resume=auto $(ARGS)
 	.venv/bin/python src/train.py experiment=gdgrpo_temporal 'run_name=$(NAME)' resume=auto $(ARGS)
 	.venv/bin/python src/train.py experiment=ogmopd 'run_name=$(NAME)' resume=auto steps=120 \

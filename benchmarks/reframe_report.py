@@ -191,6 +191,8 @@ Area under the curve ("–" where methods have no curve, or not at the same step
 
 ## Runs
 
+Seconds of training; of a run that was stopped and gone on with, those of its last attempt alone.
+
 {runs}
 """
 

@@ -10,7 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from reframe_vl.algorithms.module import PolicyModule
 
-_SHOWN = {"reward": "reward", "call_rate": "calls", "reward/grounding": "IoU"}
+_SHOWN = {
+    "reward": "reward",
+    "call_rate": "calls",
+    "gated": "gated",
+    "reward/grounding": "IoU",
+}
 
 
 class ProgressLine(Callback):

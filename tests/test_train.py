@@ -128,25 +128,26 @@ def test_checkpoints_of_all_three_kinds_load_as_the_same_policy(finished):
         load_checkpoint(cfg, run / "nothing")
 
 
-@pytest.mark.parametrize(("data", "warns"), [("mini_video", True), ("mini_image", False)])
-def test_a_run_that_is_evaluated_on_other_data_than_it_was_trained_on_is_named(
-    finished, tmp_path, caplog, data, warns
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data=mini_video", "evaluation.base=false"], [".mini_image_data; this evaluates on"]),
+        (["base=1"], ["assets/base_2; beside it stands"]),
+        (["base=1", "evaluation.base=false"], []),
+        ([], []),
+    ],
+)
+def test_a_run_that_is_evaluated_on_other_data_or_beside_another_base_is_named(
+    finished, tmp_path, caplog, overrides, told
 ):
+    few = ["data.evaluation_size=2", "evaluation.arms=[tools]", "num_threads=1"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = compose(
-            "eval",
-            [
-                f"ckpt={finished[0]}",
-                f"paths.run_dir={tmp_path}",
-                f"data={data}",
-                "data.evaluation_size=2",
-                "evaluation.arms=[tools]",
-                "evaluation.base=false",
-                "num_threads=1",
-            ],
-        )
+        here = [f"ckpt={finished[0]}", f"paths.run_dir={tmp_path}"]
+        cfg = compose("eval", [*here, *few, *overrides])
     evaluate_checkpoint(cfg)
-    assert ("was trained on reframe_vl.mini.source.mini_image_data and" in caplog.text) == warns
+    warnings = [r.getMessage() for r in caplog.records if "was trained" in r.getMessage()]
+    assert len(warnings) == len(told)
+    assert all(words in warning for words, warning in zip(told, warnings, strict=True))
 
 
 def distillation(run, *overrides):

@@ -25,6 +25,7 @@ from reframe_vl.evaluation.pass_at_k import pass_curve, sample_answers
 from reframe_vl.evaluation.policy import evaluate_policy
 from reframe_vl.evaluation.report import results, table
 from reframe_vl.files import write_whole
+from reframe_vl.policy.kinship import same_model
 from reframe_vl.policy.loading import Policy
 from reframe_vl.tools.base import close_tools
 
@@ -92,7 +93,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> dict[str, Any]:
         out.parent.mkdir(parents=True, exist_ok=True)
     if cfg.benchmarks:
         return evaluate_on_benchmarks(cfg, out)
-    _warn_of_other_data(cfg)
+    _tell_what_differs(cfg)
     with runs.readable_errors():
         policy = load_checkpoint(cfg, Path(cfg.ckpt))
         base = instantiate(cfg.model) if cfg.evaluation.base else None
@@ -138,20 +139,21 @@ def _run_of(ckpt: Path) -> Path | None:
     return next((folder for folder in folders if (folder / runs.IDENTITY).is_file()), None)
 
 
-def _warn_of_other_data(cfg: DictConfig) -> None:
-    """The data are those of this command: a video specialist is easily measured on images."""
+def _tell_what_differs(cfg: DictConfig) -> None:
+    """Data and base are those of this command: a run is easily measured on, or beside, others."""
     run = _run_of(Path(cfg.ckpt))
     file = run and run / "config.yaml"
     if file is None or not file.is_file():
         return
-    trained = OmegaConf.select(OmegaConf.load(file), "data._target_")
-    if trained and trained != cfg.data.get("_target_"):
-        logger.warning(
-            "%s was trained on %s and is evaluated on %s: give the data= that it was trained on.",
-            run,
-            trained,
-            cfg.data.get("_target_"),
-        )
+    trained = OmegaConf.load(file)
+    data = OmegaConf.select(trained, "data._target_")
+    if data and data != cfg.data.get("_target_"):
+        here = cfg.data.get("_target_")
+        logger.warning("%s was trained on %s; this evaluates on %s (data=).", run, data, here)
+    base = OmegaConf.select(trained, "model.path")
+    if cfg.evaluation.base and base and not same_model(base, cfg.model.path):
+        here = cfg.model.path
+        logger.warning("%s was trained from %s; beside it stands %s (base=).", run, base, here)
 
 
 def _loading(model: DictConfig) -> dict[str, Any]:

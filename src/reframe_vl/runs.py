@@ -293,7 +293,8 @@ def begin(cfg: DictConfig, run: Path) -> None:
         raise ConfigError(
             f"{run} was started with other settings, so it cannot go on with these:\n  "
             + "\n  ".join(changed)
-            + "\nGive the same overrides, or start a run of its own without resume."
+            + "\nGive the same overrides, or start a run of its own: with another run_name (make "
+            "reframe NAME=…), or without resume."
         )
 
 

@@ -108,6 +108,7 @@ def test_it_takes_the_overrides_of_training(capsys, monkeypatch, tmp_path):
         ([], 2),
         (["algorithm.teachers.offload=true"], 0),
         (["algorithm.teachers.hosting=adapters"], 1),
+        (["algorithm.teachers.hosting=adapters", "algorithm.teachers.offload=true"], 1),
         (["algorithm.teachers.hosting=adapters", "model.lora={rank:8}"], 0),
         (["teachers.spatial=http://a:1", "teachers.temporal=http://b:1"], 0),
         (["teachers.spatial=http://a:1"], 1),

@@ -156,8 +156,8 @@ class OGMOPD(PolicyModule):
         if self.settings.divergence != "sampled" and not self.teachers.heads_stay:
             raise ValueError(
                 f"divergence={self.settings.divergence} computes with the teachers' heads while "
-                "backing up: set algorithm.teachers.offload=false, and take adapters that leave "
-                "the head alone; or use divergence=sampled."
+                "backing up: set algorithm.teachers.offload=false (and where teachers are "
+                "adapters, take some that leave the head alone), or use divergence=sampled."
             )
 
     def _check_ranks(self) -> None:

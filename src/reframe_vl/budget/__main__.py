@@ -112,14 +112,14 @@ def _settings(cfg: DictConfig, strategy: str, device: Device) -> Settings:
 
 def _whole_teachers(teachers: Any, adapted: bool) -> int:
     """Models that teachers add to a rank: a server's none, adapters one base that they share."""
-    if not teachers or teachers.get("offload"):
+    if not teachers:
         return 0
     paths = teachers.get("paths") or {}
     names = set((teachers.get("routes") or {}).values())
     held = [n for n in names if not str(paths.get(n)).startswith(("http://", "https://"))]
     if teachers.get("hosting") == "adapters":
         return 0 if adapted or not held else 1
-    return len(held)
+    return 0 if teachers.get("offload") else len(held)
 
 
 def _whole(devices: Any) -> int:
@@ -177,7 +177,8 @@ def _print(
     if most > device.gib:
         console.print(
             "This does not fit. More ranks with strategy=fsdp2, adapters (model.lora), a smaller "
-            "algorithm.max_forward_tokens or a smaller vllm.gpu_memory_utilization take less."
+            "algorithm.max_forward_tokens or a smaller vllm.gpu_memory_utilization take less; "
+            "teachers with algorithm.teachers.offload=true, behind servers, or as adapters."
         )
     table = Table(title="Least time of a step, s")
     for column in ("part", "s"):

@@ -244,6 +244,7 @@ def merge_checkpoints(
         named = recorded_as or [str(checkpoint.absolute()) for checkpoint in checkpoints]
         record = {"weights": weights, "base": str(base.absolute()), "checkpoints": list(named)}
         _write_json(folder / RECORD, asdict(settings) | record)
+    logger.info("Wrote %s", output)
 
 
 def _merged(

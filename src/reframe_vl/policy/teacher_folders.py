@@ -90,7 +90,7 @@ def checkpoint_folder(path: str, hosting: Hosting, setting: str) -> Path:
         other: Hosting = "models" if hosting == "adapters" else "adapters"
         fits_other = any((place / _FILES[other][0]).is_file() for place in places)
         held = {"models": "a whole model", "adapters": "an adapter alone"}[other]
-        hint = f", not {held} (hosting={other})" if fits_other else ""
+        hint = f"; it holds {held}: take hosting={other}" if fits_other else ""
         raise FileNotFoundError(
             f"{given} has no {wanted}, nor has its folder policy: give the directory of a finished "
             f"run, or a checkpoint folder{hint}."
