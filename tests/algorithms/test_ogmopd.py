@@ -109,13 +109,14 @@ def test_two_gloo_ranks_have_the_gradient_of_one_big_batch(whole, tmp_path):
     out = tmp_path / "gradient.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
-    subprocess.run(
+    done = subprocess.run(
         [*command, str(TESTS / "one_step.py"), "--micro=2", "--distil", f"--out={out}"],
-        check=True,
         env=environment,
         capture_output=True,
+        text=True,
         timeout=240,
     )
+    assert done.returncode == 0, done.stderr[-5000:]
     assert_same(torch.load(out), whole)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import gc
 import logging
 import math
 import statistics
@@ -202,6 +204,10 @@ class PolicyModule(LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Keeps a copy of the initial policy where the loss needs it."""
+        if self.trainer.world_size > 1:
+            # Gloo's threads were seen to end a process that was done by SIGABRT; of NCCL's group
+            # Lightning takes care itself.
+            atexit.register(_leave_ranks)
         adapters = hasattr(self.policy.model, "disable_adapter")
         if stage == "fit" and self.needs_reference and not adapters and self._reference is None:
             reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
@@ -342,6 +348,13 @@ class PolicyModule(LightningModule, ABC):
                 f"The checkpoint holds {len(unknown)} parameters that this model lacks (first: "
                 f"{unknown[0]}): resume with the model it was made from."
             )
+
+
+def _leave_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        # Its threads end with the last who hold it, and these hold each other.
+        gc.collect()
 
 
 def _of_all_ranks(own: Any) -> list[Any]:
